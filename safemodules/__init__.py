@@ -1,0 +1,65 @@
+"""Make PyTorch models train that in-place operations break, computing exactly the same.
+
+Verbs: :func:`convert_model` mends a model and :func:`verify` proves it. See the README for
+the errors this is for, and ``python -m safemodules --help`` for the command line.
+"""
+
+from safemodules.conversion.convert import (
+    conversion_plan,
+    convert_model,
+    is_converted,
+    revert_model,
+)
+from safemodules.conversion.plan import ConversionPlan, plan_conversion
+from safemodules.conversion.record import PlannedSite
+from safemodules.errors import (
+    ConversionError,
+    DeviceMismatchError,
+    EquivalenceError,
+    ExampleInputError,
+    MismatchError,
+    ModuleTypeError,
+    NonFiniteReferenceError,
+    OptionError,
+    RevertError,
+    SafeModulesError,
+    SourceChangedError,
+    SourceError,
+    StateError,
+)
+from safemodules.mutation.reach import Skipped
+from safemodules.mutation.sites import Site, SiteKind
+from safemodules.rewriting.classes import ConversionWarning
+from safemodules.verification import Equivalence, verify
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConversionError",
+    "ConversionPlan",
+    "ConversionWarning",
+    "DeviceMismatchError",
+    "Equivalence",
+    "EquivalenceError",
+    "ExampleInputError",
+    "MismatchError",
+    "ModuleTypeError",
+    "NonFiniteReferenceError",
+    "OptionError",
+    "PlannedSite",
+    "RevertError",
+    "SafeModulesError",
+    "Site",
+    "SiteKind",
+    "Skipped",
+    "SourceChangedError",
+    "SourceError",
+    "StateError",
+    "__version__",
+    "conversion_plan",
+    "convert_model",
+    "is_converted",
+    "plan_conversion",
+    "revert_model",
+    "verify",
+]

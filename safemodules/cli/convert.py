@@ -1,0 +1,92 @@
+"""``safemodules convert TARGET``: what a conversion would change, and that it holds."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from typing import Any
+
+import torch
+from torch import nn
+
+import safemodules as sm
+from safemodules.cli.command import Command, ExitCode, UsageError
+from safemodules.cli.console import Console
+from safemodules.cli.inputs import SHAPE_FORMS, make_inputs, parse_dtype, parse_input
+from safemodules.cli.targets import TARGET_FORMS, load_target
+
+DETAILS = """\
+Prints every in-place site that forward reaches: module, file and line, what would become of
+it, and why. No file is changed. With --input the model is also converted, run, and compared
+with the original: outputs, gradients, buffers and random state, bit for bit.
+
+Exit code 0: no in-place site was found. 1: there are some, or the conversion was refused.
+2: wrong use."""
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="TARGET", help=TARGET_FORMS)
+    parser.add_argument(
+        "--input",
+        metavar="SHAPE",
+        action="append",
+        default=[],
+        help=f"shape of an example input, one for each argument of forward: {SHAPE_FORMS}",
+    )
+    parser.add_argument(
+        "--dtype",
+        help="dtype of the inputs that name none, and of the model's floating-point tensors",
+    )
+    parser.add_argument("--diff", action="store_true", help="print the edits as a unified diff")
+
+
+def _run(options: argparse.Namespace, console: Console) -> ExitCode:
+    specs = [parse_input(text) for text in options.input]
+    dtype = parse_dtype(options.dtype) if options.dtype is not None else None
+    torch.manual_seed(0)
+    model = load_target(options.target)
+    if dtype is not None:
+        model = _cast(model, dtype)
+    inputs = make_inputs(specs, dtype or torch.get_default_dtype()) if specs else None
+
+    reference = copy.deepcopy(model) if inputs is not None else None
+    with console.progress() as progress:
+        plan = sm.plan_conversion(model, inputs, progress=progress)
+        equivalence = None
+        if reference is not None and inputs is not None:
+            plan.apply()
+            equivalence = sm.verify(reference, model, inputs)
+
+    document: dict[str, Any] = {"plan": json.loads(plan.to_json())}
+    console.print(str(plan))
+    if options.diff:
+        console.print(plan.diff())
+        document["diff"] = plan.diff()
+    if equivalence is not None:
+        console.print(str(equivalence))
+        document["equivalence"] = {
+            "equivalent": equivalence.equivalent,
+            "report": str(equivalence),
+        }
+    console.print_json(document)
+    different = equivalence is not None and not equivalence.equivalent
+    return ExitCode.FINDINGS if plan.sites or different else ExitCode.CLEAN
+
+
+def _cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return model  # an integer dtype is meant for the inputs alone
+    try:
+        return model.to(dtype)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"the model cannot be cast to {dtype}: {error}") from error
+
+
+COMMAND = Command(
+    name="convert",
+    summary="show what a conversion of TARGET changes, and compare it on example inputs",
+    details=DETAILS,
+    add_arguments=_add_arguments,
+    run=_run,
+)

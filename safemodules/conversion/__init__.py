@@ -1,0 +1,1 @@
+"""Plan, apply and revert the conversion of a model."""

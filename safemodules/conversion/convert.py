@@ -1,0 +1,141 @@
+"""``convert_model``, its reversal, and questions about a converted model."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from torch import nn
+
+from safemodules.conversion.plan import ConversionPlan, Progress, plan_conversion
+from safemodules.conversion.survey import check_model
+from safemodules.conversion.swap import RECORD_MARK, has_swaps, revert_swaps
+from safemodules.errors import ConversionError
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+def convert_model(
+    model: ModelT,
+    example_inputs: Any = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    inplace: str = "all",
+    checkpoint: bool | str = False,
+    memory_budget: int | str | None = None,
+    semantics: str = "preserve",
+    progress: Progress | None = None,
+) -> ModelT:
+    """Swap the in-place operations of a model for out-of-place ones that compute the same.
+
+    Flags such as ``nn.ReLU(inplace=True)`` are switched off on the module; ``x += y``,
+    ``x.relu_()``, ``F.relu(x, inplace=True)``, ``x[i] = y`` and ``out=`` are rewritten in
+    every function that the forward reaches, whose modules get a subclass of their class with
+    the edited methods. The model stays the same object, with the same parameters, buffers,
+    hooks, state_dict keys and random numbers.
+
+    Args:
+        model: an initialised module. Refused are: sharded models (convert first), lazy
+            modules that have not run, models whose source was edited since the import.
+        example_inputs: a tensor, or a tuple of positional arguments. With them the result is
+            compared with the original before it is returned, bit for bit; without them only
+            sites that are plainly safe are swapped, and nothing is run.
+        example_kwargs: keyword arguments of the forward.
+        inplace: ``"all"``.
+        checkpoint: ``False``.
+        memory_budget: ``None``.
+        semantics: ``"preserve"``.
+        progress: called with a text, the steps done and the number of steps.
+
+    Returns:
+        ``model``, converted. Converting it again changes nothing.
+
+    Raises:
+        SafeModulesError: see :func:`plan_conversion`; the model is as it was.
+
+    Example:
+        >>> import torch
+        >>> import safemodules as sm
+        >>> class Block(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.act = torch.nn.Sequential(torch.nn.Sigmoid(), torch.nn.ReLU(inplace=True))
+        ...     def forward(self, x):
+        ...         return self.act(x)
+        >>> net, x = Block(), torch.randn(3, requires_grad=True)
+        >>> net(x).sum().backward()
+        Traceback (most recent call last):
+            ...
+        RuntimeError: one of the variables needed for gradient computation has been modified ...
+        >>> sm.convert_model(net, torch.randn(3))(x).sum().backward()
+    """
+    plan = plan_conversion(
+        model,
+        example_inputs,
+        example_kwargs,
+        inplace=inplace,
+        checkpoint=checkpoint,
+        memory_budget=memory_budget,
+        semantics=semantics,
+        progress=progress,
+    )
+    plan.apply()
+    return model
+
+
+def revert_model(model: ModelT) -> ModelT:
+    """Undo a conversion: every module gets its class and its flag back.
+
+    Args:
+        model: a model; nothing happens to one that was not converted.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        RevertError: a class was swapped on top of ours (by ``fully_shard``); it is named and
+            the model stays converted.
+
+    Example:
+        >>> import torch
+        >>> import safemodules as sm
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(inplace=True))
+        >>> sm.revert_model(sm.convert_model(net))[1].inplace
+        True
+    """
+    if not isinstance(model, nn.Module):
+        check_model(model)
+    revert_swaps(model)
+    return model
+
+
+def is_converted(model: nn.Module) -> bool:
+    """Whether any module of a model is converted.
+
+    Example:
+        >>> import torch
+        >>> import safemodules as sm
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(inplace=True))
+        >>> sm.is_converted(net), sm.is_converted(sm.convert_model(net))
+        (False, True)
+    """
+    return has_swaps(model)
+
+
+def conversion_plan(model: nn.Module) -> ConversionPlan:
+    """The plan by which a model was converted.
+
+    Raises:
+        ConversionError: the model was not converted.
+
+    Example:
+        >>> import torch
+        >>> import safemodules as sm
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(inplace=True))
+        >>> print(str(sm.conversion_plan(sm.convert_model(net))).splitlines()[0])
+        1 in-place sites: 1 swapped for out-of-place ones, 0 kept as they are
+    """
+    record = model.__dict__.get(RECORD_MARK) if isinstance(model, nn.Module) else None
+    if record is None:
+        raise ConversionError(
+            f"{type(model).__name__} was not converted; plan_conversion(model) plans it."
+        )
+    return ConversionPlan(model, record)

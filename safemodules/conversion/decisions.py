@@ -1,0 +1,133 @@
+"""Which sites are swapped, and why."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from safemodules.conversion.survey import AnySite, FlagSite, SourceSite, Survey
+from safemodules.mutation.freshness import (
+    Freshness,
+    Freshnesses,
+    analyse,
+    fresh_in_sequentials,
+    is_sequential,
+)
+from safemodules.mutation.reach import Reached
+
+Verdict = Literal["swap", "keep"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is done with a site, and why."""
+
+    verdict: Verdict
+    reason: str
+
+
+COMPARED = Decision("swap", "the model computes the same out of place")
+FRESH = Decision("swap", "a fresh tensor that nothing else refers to")
+UNDECIDED = Decision("keep", "not plainly a fresh tensor: give example_inputs to decide")
+HARMLESS = Decision("keep", "no backward needs the old value, and a swap would copy the tensor")
+FILLED = Decision("keep", "fills a new tensor, whose old values no operator has kept")
+
+
+def decide_with_inputs(survey: Survey, clashes: bool) -> dict[AnySite, Decision]:
+    """Decide every site, to be confirmed by comparing the models.
+
+    Args:
+        survey: the model's sites.
+        clashes: the original's own backward raises for an in-place operation.
+    """
+    decisions: dict[AnySite, Decision] = {}
+    for site in survey.sites():
+        if isinstance(site, SourceSite) and site.obstacle is not None:
+            decisions[site] = Decision("keep", str(site.obstacle))
+        elif isinstance(site, SourceSite) and site.found.copies and not clashes:
+            decisions[site] = HARMLESS
+        else:
+            decisions[site] = COMPARED
+    return decisions
+
+
+def decide_without_inputs(survey: Survey) -> dict[AnySite, Decision]:
+    """Decide the sites that are plain from the source alone; the rest is kept."""
+    found = [
+        (reached, analyse(reached)) for reached in survey.reach.all() if reached.source is not None
+    ]
+    levels = _site_levels(found)
+    decisions: dict[AnySite, Decision] = {}
+    for site in survey.sources:
+        if site.obstacle is not None:
+            decisions[site] = Decision("keep", str(site.obstacle))
+            continue
+        level = levels.get(site.found.key, Freshness.SHARED)
+        if level is Freshness.SHARED:
+            decisions[site] = UNDECIDED
+        elif site.found.copies and level is Freshness.FILLED:
+            decisions[site] = FILLED
+        else:
+            decisions[site] = FRESH
+    evidence = _FlagEvidence(survey, found)
+    for flag in survey.flags:
+        decisions[flag] = FRESH if evidence.fresh(flag) else UNDECIDED
+    return {site: decisions[site] for site in survey.sites()}
+
+
+def _site_levels(found: Iterable[tuple[Reached, Freshnesses]]) -> Mapping[int, Freshness]:
+    """The least freshness of each site over all classes that run it."""
+    levels: dict[int, Freshness] = {}
+    for reached, known in found:
+        for site in reached.findings.sites:
+            level = known.sites.get(site.key, Freshness.SHARED)
+            levels[site.key] = min(level, levels.get(site.key, level))
+    return levels
+
+
+class _FlagEvidence:
+    """Whether a module with a set flag is, wherever the model holds it, given a fresh tensor."""
+
+    def __init__(self, survey: Survey, found: list[tuple[Reached, Freshnesses]]) -> None:
+        self.named = dict(survey.model.named_modules(remove_duplicate=False))
+        self.in_sequence = fresh_in_sequentials(self.named.values())
+        self.given: dict[int, bool] = {}
+        self.called: set[int] = set()
+        self.exposed: set[int] = set()
+        self.owners = {reached.context.owner for reached, _ in found}
+        for _, known in found:
+            self.called |= known.called
+            self.exposed |= known.exposed
+            for key, fresh in known.flags.items():
+                self.given[key] = self.given.get(key, True) and fresh
+
+    def fresh(self, flag: FlagSite) -> bool:
+        """Whether every path leads to a place where only fresh tensors are given."""
+        return id(flag.module) not in self.exposed and all(
+            self._fresh_at(path, flag.module) for path in flag.paths
+        )
+
+    def _fresh_at(self, path: str, module: nn.Module) -> bool:
+        if not path:
+            return False  # the caller of the model may read its input afterwards
+        parent_path = path.rpartition(".")[0]
+        parent = self.named[parent_path]
+        given = self.given.get(id(module))
+        if is_sequential(parent):
+            if not self._called_as_a_whole(parent_path, parent):
+                return False
+            return self.in_sequence.get(id(module), False) or given is True
+        return given is True
+
+    def _called_as_a_whole(self, path: str, module: nn.Module) -> bool:
+        """Whether a Sequential is called, and not iterated or indexed, by what holds it."""
+        if id(module) in self.exposed:
+            return False
+        if not path:
+            return True
+        parent_path = path.rpartition(".")[0]
+        parent = self.named[parent_path]
+        if is_sequential(parent):
+            return self._called_as_a_whole(parent_path, parent)
+        return id(module) in self.called

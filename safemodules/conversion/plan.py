@@ -1,0 +1,199 @@
+"""What a conversion will do, before it does anything."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from safemodules.conversion.decisions import Decision, decide_with_inputs, decide_without_inputs
+from safemodules.conversion.record import (
+    NOTHING_FOUND,
+    ConversionRecord,
+    PlannedSite,
+    planned_sites,
+)
+from safemodules.conversion.rewriter import make_rewriting
+from safemodules.conversion.survey import AnySite, SourceSite, Survey, survey_model
+from safemodules.conversion.swap import RECORD_MARK, apply_swaps
+from safemodules.conversion.trial import Trial
+from safemodules.errors import ConversionError, OptionError
+from safemodules.mutation.reach import Skipped
+from safemodules.rewriting.classes import ConversionWarning, Rewriting
+from safemodules.verification import Equivalence, as_arguments
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(eq=False)
+class ConversionPlan:
+    """What :func:`convert_model` does to a model; nothing is touched before :meth:`apply`.
+
+    Attributes:
+        model: the model.
+        record: the plan as plain data.
+
+    Example:
+        >>> import torch
+        >>> import safemodules as sm
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(inplace=True))
+        >>> plan = sm.plan_conversion(net)
+        >>> [(site.site.op, site.decision) for site in plan.sites]
+        [('relu_', 'swap')]
+        >>> plan.apply() is net
+        True
+    """
+
+    model: nn.Module
+    record: ConversionRecord
+    _changes: "_Changes | None" = field(default=None, repr=False)
+
+    @property
+    def sites(self) -> tuple[PlannedSite, ...]:
+        """Every site with its decision and the reason."""
+        return self.record.sites
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Parts of the model that are left as they are, with the reason."""
+        return self.record.skipped
+
+    @property
+    def equivalence(self) -> Equivalence | None:
+        """What was compared on the example inputs; ``None`` without inputs."""
+        return self.record.equivalence
+
+    def apply(self) -> nn.Module:
+        """Convert the model; all or nothing.
+
+        Returns:
+            The model, the same object.
+
+        Raises:
+            ConversionError: the conversion was made already, or a module refuses the change.
+        """
+        if self._changes is None:
+            raise ConversionError("this plan tells of a conversion that was made already")
+        changes = self._changes
+        done = self.model.__dict__.get(RECORD_MARK)
+        if changes.swapped or done is None:
+            record = self.record.joined(done)
+            apply_swaps(changes.survey, changes.swapped, changes.rewriting, record)
+        if not self.sites and done is None:
+            warnings.warn(NOTHING_FOUND, ConversionWarning, stacklevel=3)
+        return self.model
+
+    def diff(self) -> str:
+        """The edited functions as a unified diff of their files; flags are not in it."""
+        return self.record.diff
+
+    def to_json(self) -> str:
+        """The plan as JSON: sites, what is skipped, what was compared, and the diff."""
+        return self.record.to_json()
+
+    def __str__(self) -> str:
+        return self.record.table()
+
+    def _repr_html_(self) -> str:
+        return self.record.to_html()
+
+
+@dataclass(frozen=True, eq=False)
+class _Changes:
+    """What :meth:`ConversionPlan.apply` applies."""
+
+    survey: Survey
+    swapped: tuple[AnySite, ...]
+    rewriting: Rewriting | None
+
+
+def plan_conversion(
+    model: nn.Module,
+    example_inputs: Any = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    inplace: str = "all",
+    checkpoint: bool | str = False,
+    memory_budget: int | str | None = None,
+    semantics: str = "preserve",
+    progress: Progress | None = None,
+) -> ConversionPlan:
+    """Plan the conversion of a model, and leave it as it is.
+
+    Args:
+        model: an initialised module; see :func:`convert_model` for what cannot be converted.
+        example_inputs: a tensor, or a tuple of positional arguments, that the forward accepts.
+            With them the converted model is compared with the original, in train and in eval
+            mode: outputs, gradients, buffers, random numbers and inputs, bit for bit.
+            Without them nothing is run, and only sites whose tensor is plainly a fresh result
+            that nothing else refers to are swapped.
+        example_kwargs: keyword arguments of the forward.
+        inplace: ``"all"``.
+        checkpoint: ``False``.
+        memory_budget: ``None``.
+        semantics: ``"preserve"``.
+        progress: called with a text, the steps done and the number of steps.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ModuleTypeError: ``model`` is not a module.
+        OptionError: an option has another value than those above.
+        SourceError: the text of a function on the forward path is not that of what runs.
+        ExampleInputError: the forward does not accept the example inputs.
+        NonFiniteReferenceError: an output of the original is NaN.
+        MismatchError: the converted model does not compute the same; the sites are named.
+
+    Example:
+        >>> import torch, torchvision
+        >>> import safemodules as sm
+        >>> plan = sm.plan_conversion(torchvision.models.resnet18(), torch.randn(2, 3, 32, 32))
+        >>> sorted({site.decision for site in plan.sites}), plan.equivalence.equivalent
+        (['swap'], True)
+    """
+    _check_options(
+        inplace=inplace, checkpoint=checkpoint, memory_budget=memory_budget, semantics=semantics
+    )
+    report = progress or (lambda text, done, total: None)
+    total = 2 if example_inputs is None and example_kwargs is None else 4
+    report("reading the source", 0, total)
+    survey = survey_model(model)
+    if total == 2:
+        decisions = decide_without_inputs(survey)
+        report("making the edits", 1, total)
+        return _plan(survey, decisions, None)
+    args = () if example_inputs is None else as_arguments(example_inputs)
+    report("running the original", 1, total)
+    trial = Trial(survey, args, dict(example_kwargs or {}))
+    decisions = decide_with_inputs(survey, trial.clashes)
+    report("comparing the converted model", 2, total)
+    decisions, equivalence = trial.confirm(decisions)
+    report("making the edits", 3, total)
+    return _plan(survey, decisions, equivalence)
+
+
+def _plan(
+    survey: Survey, decisions: Mapping[AnySite, Decision], equivalence: Equivalence | None
+) -> ConversionPlan:
+    swapped = tuple(site for site, decision in decisions.items() if decision.verdict == "swap")
+    rewriting = make_rewriting(survey, [s for s in swapped if isinstance(s, SourceSite)])
+    diff = "" if rewriting is None else "".join(f.diff() for f in rewriting.files.values())
+    record = ConversionRecord(planned_sites(decisions), tuple(survey.skipped), equivalence, diff)
+    return ConversionPlan(survey.model, record, _Changes(survey, swapped, rewriting))
+
+
+def _check_options(**options: Any) -> None:
+    """Refuse option values that this version does not have."""
+    allowed = {
+        "inplace": ("all",),
+        "checkpoint": (False,),
+        "memory_budget": (None,),
+        "semantics": ("preserve",),
+    }
+    for name, value in options.items():
+        if not any(value is each or value == each for each in allowed[name]):
+            expected = " or ".join(repr(each) for each in allowed[name])
+            raise OptionError(f"{name}={value!r} is not available; expected {expected}.")
+

@@ -1,0 +1,62 @@
+"""Errors that safemodules raises.
+
+Every one derives from :class:`SafeModulesError` and from the built-in that fits, so that
+both ``except safemodules.SafeModulesError`` and ``except ValueError`` work. A message says
+what was given, what was expected, where, and how to mend it.
+"""
+
+
+class SafeModulesError(Exception):
+    """Base of all errors raised by safemodules."""
+
+
+class ModuleTypeError(SafeModulesError, TypeError):
+    """What was given is not an initialised ``torch.nn.Module`` instance."""
+
+
+class OptionError(SafeModulesError, ValueError):
+    """An option has a value that is unknown or not available."""
+
+
+class ConversionError(SafeModulesError, RuntimeError):
+    """A model cannot be converted, and was left as it was."""
+
+
+class MismatchError(ConversionError):
+    """The converted model did not compute what the original computes."""
+
+
+class RevertError(SafeModulesError, RuntimeError):
+    """A conversion cannot be undone."""
+
+
+class SourceError(SafeModulesError, RuntimeError):
+    """The source of a function on the forward path cannot be read."""
+
+
+class SourceChangedError(SourceError):
+    """The source file is not the one that the running code was compiled from."""
+
+
+class EquivalenceError(SafeModulesError, AssertionError):
+    """Two models that should compute the same do not."""
+
+
+class NonFiniteReferenceError(SafeModulesError, ValueError):
+    """The reference's own output holds NaN, so nothing can be compared with it."""
+
+
+class ExampleInputError(SafeModulesError, ValueError):
+    """The model's ``forward`` does not accept the example inputs."""
+
+
+class DeviceMismatchError(SafeModulesError, ValueError):
+    """The model and its example inputs are on different devices."""
+
+
+class PrecisionError(SafeModulesError, ValueError):
+    """A tensor is not double precision where finite differences need it to be."""
+
+
+class StateError(SafeModulesError, RuntimeError):
+    """The state of a model could not be put back exactly as it was before a run."""

@@ -1,0 +1,274 @@
+"""The edit for each kind of site, and for calls that lead to edited functions."""
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from safemodules.mutation.finder import FoundSite, Place, has_effects
+from safemodules.mutation.sites import SiteKind
+from safemodules.mutation.source import SourceFile
+from safemodules.rewriting.edits import Breaks, Edit, Kept, Part
+
+PREFIX = "_sm_"
+
+
+@dataclass(frozen=True)
+class Templates:
+    """Makes the edits of one source file."""
+
+    file: SourceFile
+
+    def edit(self, site: FoundSite, class_name: str | None) -> list[Edit]:
+        """Edits that make one site out of place.
+
+        Args:
+            site: a site without an obstacle.
+            class_name: the class whose private names are mangled there.
+        """
+        assert site.place is not None
+        return list(_MAKERS[site.kind](self, site, site.place, class_name))
+
+    def twin(self, node: ast.expr) -> Edit:
+        """Wrap a callee in the lookup of its edited twin."""
+        start, end = self.file.start(node), self.file.end(node)
+        return Edit(start, end, (f"{PREFIX}twin(", Kept(start, end), ")"))
+
+    def super_call(self, node: ast.Attribute, self_name: str) -> Edit:
+        """Replace ``super().name`` by the next class's edited function, bound."""
+        start, end = self.file.start(node), self.file.end(node)
+        call = f"{PREFIX}super_{node.attr}, {self_name})"
+        return Edit(start, end, (f"{PREFIX}bind(", Breaks(start, end), call))
+
+    # -- pieces -------------------------------------------------------------------------
+
+    def _kept(self, node: ast.AST) -> Kept:
+        return Kept(self.file.start(node), self.file.end(node))
+
+    def _gap(self, start: int, end: int) -> tuple[Part, ...]:
+        return (Breaks(start, end),) if start < end else ()
+
+    def _place(self, place: Place, class_name: str | None) -> tuple[Part, ...]:
+        """The expression that evaluates a place from its name outwards."""
+        parts: list[Part] = [f"{PREFIX}at({place.root})"]
+        for accessor in place.accessors:
+            if isinstance(accessor, ast.Attribute):
+                name = mangled(accessor.attr, class_name)
+                parts = [f"{PREFIX}attribute(", *parts, f', "{name}")']
+            else:
+                parts = [f"{PREFIX}item(", *parts, ", ", *self._key(accessor), ")"]
+        return tuple(parts)
+
+    def _key(self, accessor: ast.Subscript) -> tuple[Part, ...]:
+        """``_sm_key[...]`` with the text between the brackets."""
+        start, end = self.file.end(accessor.value), self.file.end(accessor)
+        opening = self.file.data.index(b"[", start)
+        return (*self._gap(start, opening), f"{PREFIX}key", Kept(opening, end))
+
+    # -- one maker per kind of site -----------------------------------------------------
+
+    def augmented(self, site: FoundSite, place: Place, class_name: str | None) -> Iterator[Edit]:
+        """``x += v`` becomes ``x = _sm_iadd(x, (v))``."""
+        node = site.node
+        assert isinstance(node, ast.AugAssign)
+        start, end = self.file.start(node), self.file.end(node)
+        value = self._kept(node.value)
+        if place.accessors:
+            opening = f"{place.root} = {PREFIX}{site.op}_at("
+            target = self._place(place, class_name)
+        else:
+            opening, target = f"{place.root} = {PREFIX}{site.op}(", (str(place.root),)
+        gap = self._gap(self.file.end(node.target), value.start)
+        yield Edit(
+            start,
+            end,
+            (opening, *target, ", (", *gap, value, *self._gap(value.end, end), "))"),
+        )
+
+    def item(self, site: FoundSite, place: Place, class_name: str | None) -> Iterator[Edit]:
+        """``x[k] = v`` becomes ``x = _sm_set((v), _sm_at(x), _sm_key[k])``."""
+        node, target = site.node, site.target
+        assert isinstance(node, ast.Assign) and isinstance(target, ast.Subscript)
+        container = Place(place.root, place.accessors[:-1])
+        holder = self._place(container, class_name)
+        key = self._key(target)
+        start, end = self.file.start(node), self.file.end(node)
+        if node.targets != [target]:
+            yield from self._item_of_many(node, target, place, holder, key)
+            return
+        value = self._kept(node.value)
+        after = self._gap(value.end, end)
+        before = self._gap(self.file.end(target), value.start)
+        accessors = [a for a in place.accessors if isinstance(a, ast.Subscript)]
+        if any(has_effects(a.slice) for a in accessors) or _binds(node.value, place.root):
+            template = (f"{place.root} = {PREFIX}set((", value, "), ", *holder, ", ", *key, ")")
+        else:
+            template = (
+                *(f"{place.root} = {PREFIX}set_late(", *holder, ", ", *key, ", ("),
+                *(*before, value, *after, "))"),
+            )
+        yield Edit(start, end, template)
+
+    def _item_of_many(
+        self,
+        node: ast.Assign,
+        target: ast.Subscript,
+        place: Place,
+        holder: tuple[Part, ...],
+        key: tuple[Part, ...],
+    ) -> Iterator[Edit]:
+        """One of several targets gets a name of its own, and is stored in a second statement."""
+        end = self.file.end(node)
+        name = f"{PREFIX}value_{self.file.start(target)}"
+        yield Edit(self.file.start(target), self.file.end(target), (name,))
+        store = (f"; {place.root} = {PREFIX}set({name}, ", *holder, ", ", *key, f"); del {name}")
+        yield Edit(end, end, store)
+
+    def method(self, site: FoundSite, place: Place, class_name: str | None) -> Iterator[Edit]:
+        """``h.mul_(v)`` becomes ``(h := _sm_m_mul_(h, v))``."""
+        node = site.node
+        assert isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        receiver = node.func.value
+        opening = self._opening(node)
+        rest = Kept(opening + 1, self.file.end(node) - 1)
+        gap = self._gap(self.file.end(receiver), opening)
+        comma = ", " if node.args or node.keywords else ""
+        first: tuple[Part, ...] = (self._kept(receiver),)
+        if not isinstance(receiver, ast.Name):
+            first = ("(", *first, ")")
+        name = f"{PREFIX}m_{site.op}"
+        if place.accessors:
+            first, name = self._place(place, class_name), f"{PREFIX}ma_{site.op}"
+        call: tuple[Part, ...] = (f"{name}(", *first, *gap, comma, rest, ")")
+        yield self._rebinding(site, place, call, class_name)
+
+    def function(self, site: FoundSite, place: Place, class_name: str | None) -> Iterator[Edit]:
+        """``F.elu_(h)`` becomes ``(h := _sm_function(F.elu_, h))``."""
+        yield self._with_first_argument(site, place, class_name, "function", ())
+
+    def flag(self, site: FoundSite, place: Place, class_name: str | None) -> Iterator[Edit]:
+        """``F.relu(h, inplace=True)`` becomes ``(h := _sm_flagged(F.relu, None, h, ...))``."""
+        slot = site.slot if isinstance(site.slot, int) else None
+        constant = isinstance(site.target, ast.Constant) or place.root is None
+        if not constant and isinstance(site.parent, ast.Expr):
+            site = replace(site, parent=None)  # a conditional expression cannot hold a statement
+        edit = self._with_first_argument(site, place, class_name, "flagged", (f"{slot}, ",))
+        if constant:
+            yield edit
+            return
+        # only where the flag is set has the name been written
+        node = site.node
+        flag = self.file.data[self.file.start(site.target) : self.file.end(site.target)].decode()  # type: ignore[arg-type]
+        original = (f" if ({flag}) else ", Kept(self.file.start(node), self.file.end(node)))
+        yield Edit(edit.start, edit.end, ("(", *edit.template, *original, ")"))
+
+    def out(self, site: FoundSite, place: Place, class_name: str | None) -> Iterator[Edit]:
+        """``torch.add(a, b, out=c)`` becomes ``(c := _sm_out(torch.add, a, b, out=c))``."""
+        node = site.node
+        assert isinstance(node, ast.Call)
+        call = (
+            *(f"{PREFIX}out(", self._kept(node.func), ", "),
+            *(Kept(self._opening(node) + 1, self.file.end(node) - 1), ")"),
+        )
+        yield self._rebinding(site, place, call, class_name)
+
+    def _with_first_argument(
+        self,
+        site: FoundSite,
+        place: Place,
+        class_name: str | None,
+        helper: str,
+        extra: tuple[Part, ...],
+    ) -> Edit:
+        node = site.node
+        assert isinstance(node, ast.Call)
+        opening, end = self._opening(node), self.file.end(node)
+        arguments: tuple[Part, ...] = (Kept(opening + 1, end - 1),)
+        if place.accessors:
+            helper = f"{helper}_at"
+            behind = self._behind_first(node)
+            arguments = (
+                *(Breaks(opening, behind), *self._place(place, class_name)),
+                Kept(behind, end - 1),
+            )
+        call: tuple[Part, ...] = (
+            *(f"{PREFIX}{helper}(", self._kept(node.func), ", ", *extra, *arguments, ")"),
+        )
+        return self._rebinding(site, place, call, class_name)
+
+    def _behind_first(self, node: ast.Call) -> int:
+        """Offset of the comma after the first argument, or of the closing bracket."""
+        end = self.file.end(node) - 1
+        if len(node.args) + len(node.keywords) == 1:
+            return end
+        comma = self.file.data.index(b",", self.file.end(node.args[0]), end)
+        return comma
+
+    def _opening(self, node: ast.Call) -> int:
+        """Offset of the bracket that opens the arguments of a call."""
+        position = self.file.end(node.func)
+        while (found := self.file.data[position : position + 1]) != b"(":
+            if found == b"#":
+                position = self.file.data.index(b"\n", position)
+            position += 1
+        return position
+
+    def _rebinding(
+        self, site: FoundSite, place: Place, call: tuple[Part, ...], class_name: str | None
+    ) -> Edit:
+        """Bind the result of a call to the name that the original has written."""
+        start, end = self.file.start(site.node), self.file.end(site.node)
+        if place.root is None:
+            return Edit(start, end, call)
+        if isinstance(site.parent, ast.Expr):
+            return Edit(start, end, (f"{place.root} = ", *call))
+        if _is_target(site.parent, place):
+            return Edit(start, end, call)
+        bound: tuple[Part, ...] = (f"({place.root} := ", *call, ")")
+        if place.accessors:  # the expression's value is the entry, taken from what is new
+            last = place.accessors[-1]
+            data = self.file.data
+            text = data[self._root_end(place) : self.file.end(last)].decode()
+            bound = ("(", *bound, " ".join(text.split("\n")), ")")
+        return Edit(start, end, bound)
+
+    def _root_end(self, place: Place) -> int:
+        return self.file.end(place.accessors[0].value)
+
+
+def _is_target(parent: ast.AST | None, place: Place) -> bool:
+    """Whether the value is assigned to the written name anyway: ``x = F.relu_(x)``."""
+    return (
+        isinstance(parent, ast.Assign)
+        and not place.accessors
+        and [getattr(target, "id", None) for target in parent.targets] == [place.root]
+    )
+
+
+def _binds(node: ast.AST, name: str | None) -> bool:
+    return any(
+        isinstance(inner, ast.NamedExpr) and inner.target.id == name for inner in ast.walk(node)
+    )
+
+
+def mangled(name: str, class_name: str | None) -> str:
+    """A private name as the class body that holds it spells it.
+
+    Example:
+        >>> mangled("__state", "_Net"), mangled("__dict__", "Net")
+        ('_Net__state', '__dict__')
+    """
+    if class_name is None or not name.startswith("__") or name.endswith("__"):
+        return name
+    stripped = class_name.lstrip("_")
+    return f"_{stripped}{name}" if stripped else name
+
+
+Maker = Callable[[Templates, FoundSite, Place, str | None], Iterator[Edit]]
+_MAKERS: dict[SiteKind, Maker] = {
+    SiteKind.AUGMENTED: Templates.augmented,
+    SiteKind.ITEM: Templates.item,
+    SiteKind.METHOD: Templates.method,
+    SiteKind.FUNCTION: Templates.function,
+    SiteKind.FUNCTION_FLAG: Templates.flag,
+    SiteKind.OUT: Templates.out,
+}

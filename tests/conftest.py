@@ -1,0 +1,20 @@
+"""Fixtures of all tests."""
+
+import pytest
+import torch
+
+
+def _devices():
+    yield pytest.param("cpu")
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator().type
+        yield pytest.param(kind, marks=pytest.mark.gpu)
+    else:
+        skip = pytest.mark.skip(reason="no accelerator is present")
+        yield pytest.param("accelerator", marks=[pytest.mark.gpu, skip])
+
+
+@pytest.fixture(params=_devices())
+def device(request):
+    """Give the CPU and every kind of accelerator that is present."""
+    return torch.device(request.param)
