@@ -36,8 +36,8 @@ ENCODERS = (
 # Options of the architectures that bring in modules of their own.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "unet-scse": ("unet", {"decoder_attention_type": "scse"}),
-    "unet-norm-inplace": ("unet", {"decoder_use_norm": "inplace"}),
-    "unet-instancenorm": ("unet", {"decoder_use_norm": "instancenorm"}),
+    "unet-instancenorm": ("unet", {"decoder_use_norm": {"type": "instancenorm", "affine": True}}),
+    "segformer-mit": ("segformer", {"encoder_name": "mit_b0"}),
     "unet-aux": ("unet", {"aux_params": {"classes": 4, "dropout": 0.2}}),
     "unet-sigmoid": ("unet", {"activation": "sigmoid"}),
     "fpn-cat": ("fpn", {"decoder_merge_policy": "cat"}),
@@ -63,9 +63,8 @@ def cases() -> list[Case]:
 def _case(name: str, architecture: str, arguments: dict[str, Any]) -> Case:
     if architecture == "dpt":  # takes vision transformers only
         arguments = arguments | {"encoder_name": "tu-vit_tiny_patch16_224", "encoder_depth": 4}
-        side = 224
-    else:
-        side = 128 if "inception" in name else 64
+        arguments["dynamic_img_size"] = True
+    side = 128 if name == "pan" or "inception" in name else 64
     return Case(
         name=f"smp/{name}",
         factory=partial(_build, architecture, arguments),

@@ -20,7 +20,8 @@ from benchmarks.transformers_text import (
     TEXT,
     VOCABULARY,
 )
-from benchmarks.transformers_vision import AUDIO, IMAGE, MULTIMODAL, SIDE
+from benchmarks.transformers_mixed import AUDIO, MULTIMODAL
+from benchmarks.transformers_vision import IMAGE, SIDE
 
 
 def cases() -> list[Case]:
@@ -60,7 +61,9 @@ def _case(name: str, auto: str, config: dict[str, Any], inputs: Callable[..., Ca
 
 def _build(kind: str, auto: str, config: dict[str, Any]) -> nn.Module:
     transformers.logging.set_verbosity_error()
-    model: nn.Module = getattr(transformers, auto).from_config(configuration(kind, config))
+    found = getattr(transformers, auto)
+    build = found.from_config if auto.startswith("Auto") else found
+    model: nn.Module = build(configuration(kind, config))
     return model
 
 

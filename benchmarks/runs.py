@@ -190,7 +190,8 @@ def _record_gradients(record: Record, model: nn.Module, inputs: dict[str, Tensor
         record.entries[f"gradient:{name}"] = "None" if gradient is None else digest(gradient)
         total += parameter.requires_grad
         if gradient is not None:
-            informative += bool(gradient.isfinite().all()) and bool(gradient.any())
+            largest = torch.linalg.vector_norm(gradient, float("inf")).item()
+            informative += 0.0 < largest < float("inf")
     record.informative = informative / total if total else 1.0
     for path, leaf in inputs.items():
         record.entries[f"input gradient:{path}"] = (

@@ -134,7 +134,10 @@ class _Comparison:
                 continue  # the candidate ran with inputs that do not require grad
             what: What = "input gradient" if is_input else "gradient"
             reason = gradient_reason(
-                reference.get(name), candidate.get(name), max(norms, default=0.0)
+                reference.get(name),
+                candidate.get(name),
+                max(norms, default=0.0),
+                self.reference.reference_tolerance,
             )
             self.add(what, name, reason)
 

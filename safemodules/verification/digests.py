@@ -17,13 +17,13 @@ class TensorDigest:
     """What one tensor was: its description and a hash of its bits.
 
     Args:
-        hash: BLAKE2b of the elements' bytes in logical order; empty on the meta device.
+        hash: SHA-256 of the elements' bytes in logical order; empty on the meta device.
         shape: Sizes.
         dtype: Data type, as torch prints it.
         stride: Strides, empty for a layout without them.
         device: Device.
         requires_grad: Whether the tensor required grad.
-        has_nan: Whether a floating or complex element is NaN.
+        has_nan: Whether a floating or complex element is NaN, where that was looked for.
         value: A copy on the CPU, kept only for a comparison with a tolerance.
     """
 
@@ -62,7 +62,7 @@ def _dense_parts(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _hash_tensor(tensor: Tensor) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.sha256()  # most processors have instructions for it
     for part in _dense_parts(tensor):
         size = part.numel() * part.element_size()
         if size:
@@ -81,12 +81,15 @@ def _has_nan(tensor: Tensor) -> bool:
     return bool(values.isnan().any())
 
 
-def digest_tensor(tensor: Tensor, *, keep_value: bool = False) -> TensorDigest:
+def digest_tensor(
+    tensor: Tensor, *, keep_value: bool = False, look_for_nan: bool = False
+) -> TensorDigest:
     """Describe and hash a tensor.
 
     Args:
         tensor: Any tensor.
         keep_value: Keep a copy on the CPU.
+        look_for_nan: Fill in ``has_nan``.
 
     Returns:
         The digest.
@@ -105,7 +108,7 @@ def digest_tensor(tensor: Tensor, *, keep_value: bool = False) -> TensorDigest:
             stride=tuple(tensor.stride()) if tensor.layout == torch.strided else (),
             device=str(tensor.device),
             requires_grad=tensor.requires_grad,
-            has_nan=_has_nan(tensor),
+            has_nan=look_for_nan and _has_nan(tensor),
             value=tensor.detach().cpu().clone() if keep_value else None,
         )
 

@@ -149,7 +149,7 @@ def _with_reference_gradients(
     if is_out_of_memory(seen.gradient_error.exception):
         return replace(seen, notes=("gradients not compared: the reference ran out of memory",))
     try:
-        grads = functional_gradients(
+        grads, tolerance = functional_gradients(
             model, args, kwargs, mode=seen.mode, seed=seed, copy_parameters=copy_parameters
         )
     except Exception as exception:
@@ -157,7 +157,7 @@ def _with_reference_gradients(
         failed = RunError("forward", exception)
         note = f"gradients not compared: functionalize failed on the reference ({failed})"
         return replace(seen, notes=(note,))
-    return replace(seen, reference_gradients=grads)
+    return replace(seen, reference_gradients=grads, reference_tolerance=tolerance)
 
 
 def observe_modes(

@@ -73,6 +73,7 @@ class Observation:
         gradient_error: Why the run was repeated without gradients, None if it was not.
         reference_gradients: Gradients of a functionalized run, taken where the plain
             backward raises. They are compared with a tolerance, hence kept.
+        reference_tolerance: Relative tolerance of that comparison.
         kept_gradients: The same gradients of a candidate, kept for that comparison.
         notes: What a reader should know about how the run was made.
     """
@@ -94,6 +95,7 @@ class Observation:
     error: RunError | None = None
     gradient_error: RunError | None = None
     reference_gradients: Mapping[str, Tensor | None] | None = None
+    reference_tolerance: float = 0.0
     kept_gradients: Mapping[str, Tensor | None] | None = None
     notes: tuple[str, ...] = ()
 
@@ -246,8 +248,13 @@ class _Run:
             self.found["error"] = RunError(stage, exception)
         return Observation(**self.found)
 
-    def _digests(self, pairs: Iterator[tuple[str, Tensor]]) -> dict[str, TensorDigest]:
-        return {name: digest_tensor(t, keep_value=self.keep_values) for name, t in pairs}
+    def _digests(
+        self, pairs: Iterator[tuple[str, Tensor]], look_for_nan: bool = False
+    ) -> dict[str, TensorDigest]:
+        return {
+            name: digest_tensor(t, keep_value=self.keep_values, look_for_nan=look_for_nan)
+            for name, t in pairs
+        }
 
     def _state(self) -> tuple[dict[str, TensorDigest], dict[str, str]]:
         buffers = self._digests(self.model.named_buffers(remove_duplicate=False))
@@ -260,7 +267,7 @@ class _Run:
         after = attribute_values(self.model, keep_values=self.keep_values)
         buffers, rng = self._state()
         self.found.update(
-            outputs=self._digests(iter(tensors)),
+            outputs=self._digests(iter(tensors), look_for_nan=True),
             structure=describe_structure(out),
             inputs=self._digests(iter(flatten_tensors(self.handed, ""))),
             input_structure=describe_structure(self.handed, ""),

@@ -43,7 +43,16 @@ _NOISE: Final = 1e-2
 
 
 class _DifferentiableCopies(TorchFunctionMode):
-    """Make ``copy_`` and slice assignment differentiable, see the note above."""
+    """Make ``copy_`` and slice assignment differentiable, see the note above.
+
+    Attributes:
+        tolerance: That of the coarsest dtype in which anything was computed: a model of
+            double parameters may compute in single precision inside.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tolerance = FUNCTIONAL_TOLERANCE[torch.float64]
 
     def __torch_function__(
         self,
@@ -61,7 +70,11 @@ class _DifferentiableCopies(TorchFunctionMode):
                 source = source.squeeze(0)  # an assignment drops leading ones
             _copy(target, source)
             return None
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and (result.is_floating_point() or result.is_complex()):
+            tolerance = FUNCTIONAL_TOLERANCE.get(result.dtype, 1e-1)
+            self.tolerance = max(self.tolerance, tolerance)
+        return result
 
 
 def _is_copied(target: object, source: object) -> bool:
@@ -99,7 +112,7 @@ def functional_gradients(
     mode: Mode,
     seed: int,
     copy_parameters: bool | Collection[str] = False,
-) -> dict[str, Tensor | None]:
+) -> tuple[dict[str, Tensor | None], float]:
     """Differentiate a functionalized run of a model.
 
     Args:
@@ -111,7 +124,8 @@ def functional_gradients(
         copy_parameters: Parameters that forward overwrites: names, or True for all.
 
     Returns:
-        Gradients on the CPU by the name of the parameter or the path of the input.
+        Gradients on the CPU by the name of the parameter or the path of the input, and the
+        relative tolerance within which another run has to agree with them.
 
     Raises:
         Exception: Whatever functionalize or the model raises.
@@ -127,6 +141,7 @@ def functional_gradients(
         handed, leaves = clone_inputs(call, requires_grad=True, root="")
         parameters = dict(model.named_parameters())
         buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+        copies = _DifferentiableCopies()
         tensors = list({id(t): t for _, t in flatten_tensors(handed, "")}.values())
 
         def run(
@@ -137,7 +152,7 @@ def functional_gradients(
             wrapped = {id(t): w for t, w in zip(tensors, inputs, strict=True)}
             rebuilt = map_tensors(lambda tensor: wrapped[id(tensor)], handed)
             state = {**parameters, **buffers}
-            with _DifferentiableCopies():
+            with copies:
                 out = functional_call(model, state, rebuilt.inputs, rebuilt.kwargs)
             return [tensor for _, tensor in flatten_tensors(out)]
 
@@ -149,13 +164,16 @@ def functional_gradients(
         if outputs and targets:
             weights = output_weights(outputs, seed)
             grads = torch.autograd.grad(outputs, list(targets.values()), weights, allow_unused=True)
-        return {
+        found = {
             name: None if grad is None else grad.detach().cpu()
             for name, grad in zip(targets, grads, strict=True)
         }
+        return found, copies.tolerance
 
 
-def gradient_reason(expected: Tensor | None, found: Tensor | None, largest: float) -> str | None:
+def gradient_reason(
+    expected: Tensor | None, found: Tensor | None, largest: float, tolerance: float
+) -> str | None:
     """Compare one gradient with that of a functionalized run.
 
     Args:
@@ -163,9 +181,10 @@ def gradient_reason(expected: Tensor | None, found: Tensor | None, largest: floa
             overwritten value drops out of its graph only sometimes.
         found: Gradient of the candidate.
         largest: The largest norm among all expected gradients.
+        tolerance: Relative to the norm of the expected gradient.
 
     Returns:
-        The reason why they differ, None if they agree to :data:`FUNCTIONAL_TOLERANCE`.
+        The reason why they differ, None if they agree within the tolerance.
     """
     if expected is None and found is None:
         return None
@@ -180,7 +199,6 @@ def gradient_reason(expected: Tensor | None, found: Tensor | None, largest: floa
         a, b = a.nan_to_num(), b.nan_to_num()
     error = torch.linalg.vector_norm(a - b).item()
     norm = torch.linalg.vector_norm(a).item()
-    tolerance = FUNCTIONAL_TOLERANCE.get(present.dtype, 1e-1)
     if torch.equal(a, b) or error <= tolerance * max(norm, _NOISE * largest):
         return None
     return (

@@ -1,0 +1,176 @@
+"""With example inputs the converted model is compared, and a mismatch names its lines."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import safemodules as sm
+import safemodules.testing
+from safemodules.conversion.trial import find_guilty
+
+
+class SkipSeesRelu(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+        self.safe = nn.ReLU(inplace=True)
+        self.guilty = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        h = self.safe(self.lin(x))
+        h = h - 1
+        return self.lin(self.guilty(h)) + h
+
+
+class TwoNames(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+
+    def forward(self, x):
+        h = self.lin(x)
+        y = h
+        h += 1
+        h = h * 2
+        h -= y
+        return h
+
+
+class WritesCallersInput(nn.Module):
+    def forward(self, x):
+        x -= 1
+        return x.tanh()
+
+
+class Normaliser(nn.Module):
+    """Writes a buffer through a local name, through a helper, and a saved tensor beside."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+        self.register_buffer("mean", torch.zeros(3))
+        self.plain = torch.zeros(3)
+
+    def forward(self, x):
+        mean = self.mean
+        mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        count_up(self.plain)
+        h = torch.sigmoid(self.lin(x - mean))
+        h += self.plain
+        return h
+
+
+def count_up(tensor):
+    tensor += 1
+
+
+NUMBERS = itertools.count(1)
+
+
+class Unseeded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        return self.relu(x * next(NUMBERS))
+
+
+class Clash(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+
+    def forward(self, x):
+        h = self.lin(x).softmax(1)
+        h[:, 0] = 0
+        return h.square()
+
+
+class FillsRows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+
+    def forward(self, x):
+        out = torch.empty_like(x)
+        for i, row in enumerate(x):
+            out[i] = self.lin(row)
+        return out
+
+
+def snapshot(model):
+    return [(type(m), dict(m.__dict__)) for m in model.modules()]
+
+
+@pytest.mark.parametrize(
+    ("cls", "guilty", "innocent"),
+    [(SkipSeesRelu, "guilty", "safe"), (TwoNames, "`h += 1`", "`h -= y`")],
+)
+def test_a_mismatch_names_the_guilty_sites_alone_and_leaves_the_model(cls, guilty, innocent):
+    model, x = cls(), torch.randn(4, 3)
+    before = snapshot(model)
+    with pytest.raises(sm.MismatchError) as raised:
+        sm.convert_model(model, x)
+    assert guilty in str(raised.value)
+    assert innocent not in str(raised.value)
+    assert snapshot(model) == before
+    assert not sm.is_converted(model)
+
+
+def test_the_callers_input_is_part_of_what_is_compared():
+    with pytest.raises(sm.MismatchError, match=r"inputs\[0\]"):
+        sm.convert_model(WritesCallersInput(), torch.randn(3))
+
+
+def test_state_written_under_another_name_stays_in_place_and_the_rest_is_swapped():
+    model, x = Normaliser(), torch.randn(4, 3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (model(x) ** 2).sum().backward()
+        clash = Clash()
+        clash(x).sum().backward()
+    sm.convert_model(model, x)
+    decided = {s.site.source: (s.decision, s.reason) for s in sm.conversion_plan(model).sites}
+    assert decided["tensor += 1"] == ("keep", "writes plain, which is state of the model")
+    source = "mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)"
+    assert decided[source] == ("keep", "writes mean, which is state of the model")
+    assert decided["h += self.plain"][0] == "swap"
+    buffer, plain = model.mean, model.plain.clone()
+    model(x)
+    assert model.mean is buffer and torch.equal(model.plain, plain + 1)
+
+
+def test_a_model_that_does_not_repeat_itself_is_told_apart_from_a_mismatch():
+    with pytest.raises(sm.MismatchError, match="does not compute the same twice"):
+        sm.convert_model(Unseeded(), torch.randn(3))
+
+
+def test_sites_that_copy_are_swapped_only_where_backward_raises():
+    x = torch.randn(4, 3)
+    [fills] = sm.plan_conversion(FillsRows(), x).sites
+    assert fills.decision == "keep" and "copy" in fills.reason
+    model = Clash()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        model(x).sum().backward()
+    plan = sm.plan_conversion(model, x)
+    assert [site.decision for site in plan.sites] == ["swap"]
+    plan.apply()
+    model(x).sum().backward()
+    assert sm.testing.gradcheck_module(model.double(), x.double().requires_grad_())
+    assert any("functionalize" in str(check) for check in plan.equivalence.checks)
+
+
+@given(
+    st.lists(st.frozensets(st.integers(0, 11), min_size=1, max_size=3), min_size=1, max_size=3)
+)
+def test_bisection_finds_sites_without_which_nothing_differs(groups):
+    def differs(some):
+        return any(group <= set(some) for group in groups)
+
+    guilty = find_guilty(list(range(12)), differs)
+    assert guilty and not differs([site for site in range(12) if site not in guilty])
+    assert set(guilty) <= frozenset().union(*groups)
