@@ -139,9 +139,7 @@ def main() -> int:
         except RuntimeError as error:
             print(f"left out: {member.name}\n{error}", flush=True)
             continue
-        rows.append(
-            Choice(member.name, member.family, member.parameters, side, arguments, reason)
-        )
+        rows.append(Choice(member.name, member.family, member.parameters, side, arguments, reason))
         print(f"{member.name:40} {member.parameters / 1e6:7.2f} M {side} {reason}", flush=True)
     table = {"timm": timm.__version__, "models": [asdict(row) for row in rows]}
     TABLE.write_text(json.dumps(table, indent=1) + "\n")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -51,7 +51,7 @@ class Outcome:
     status: str
     detail: str = ""
     differences: tuple[str, ...] = ()
-    sites: Sites = Sites()
+    sites: Sites = field(default_factory=Sites)
     convert_seconds: float = 0.0
     pass_seconds: float = 0.0
     parameters: int = 0
@@ -174,7 +174,7 @@ def check_repeatable(case: Case) -> Outcome:
     differences = structure.differences(Structure(model), converted=True)
     notes: list[str] = []
     for mode in case.modes:
-        found, note = compare_records(first[mode], second[mode])
+        found, _ = compare_records(first[mode], second[mode])
         differences += [f"{mode} {difference}" for difference in found]
         error = first[mode].entries.get("backward:")
         notes += [f"{mode}: the original's backward raises {error}"] if error else []
@@ -271,4 +271,3 @@ def _shorten(differences: list[str]) -> tuple[str, ...]:
     kinds = Counter(difference.split(":")[0] for difference in differences)
     counted = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
     return (f"{len(differences)} differences ({counted})", *differences[:SHOWN_DIFFERENCES])
-

@@ -138,13 +138,9 @@ def _flow(side: int, mode: Mode, generator: torch.Generator) -> Call:
     return Call((first, second), {"num_flow_updates": 2})
 
 
-def _detection(
-    name: str, side: int, batch: int, mode: Mode, generator: torch.Generator
-) -> Call:
+def _detection(name: str, side: int, batch: int, mode: Mode, generator: torch.Generator) -> Call:
     # Two sizes: the padding into a batch is written in place.
-    pictures = [
-        torch.rand((3, side - 16 * i, side), generator=generator) for i in range(batch)
-    ]
+    pictures = [torch.rand((3, side - 16 * i, side), generator=generator) for i in range(batch)]
     if mode == "eval":
         return Call((pictures,))
     targets = [_target(name, picture, generator) for picture in pictures]

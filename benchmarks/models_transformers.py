@@ -11,6 +11,7 @@ import transformers
 from torch import nn
 
 from benchmarks.cases import Call, Case, Inputs, Mode, tokens
+from benchmarks.transformers_mixed import AUDIO, MULTIMODAL
 from benchmarks.transformers_text import (
     AUTOENCODING,
     CAUSAL,
@@ -20,7 +21,6 @@ from benchmarks.transformers_text import (
     TEXT,
     VOCABULARY,
 )
-from benchmarks.transformers_mixed import AUDIO, MULTIMODAL
 from benchmarks.transformers_vision import IMAGE, SIDE
 
 
@@ -32,7 +32,9 @@ def cases() -> list[Case]:
     for name, config in CAUSAL.items():
         rows.append(_case(name, "AutoModelForCausalLM", TEXT | config, _text))
     for name, config in SEQ2SEQ.items():
-        rows.append(_case(name, "AutoModelForSeq2SeqLM", TEXT | DECODER | config, _sequence_to_sequence))
+        rows.append(
+            _case(name, "AutoModelForSeq2SeqLM", TEXT | DECODER | config, _sequence_to_sequence)
+        )
     for name, config in IMAGE.items():
         rows.append(_case(name, "AutoModel", config, _pixels))
     for name, config in AUDIO.items():
@@ -47,9 +49,7 @@ def _case(name: str, auto: str, config: dict[str, Any], inputs: Callable[..., Ca
     settings = {key: value for key, value in config.items() if key[0].isupper()}
     left_out = settings.get("Without", ())
     config = {
-        key: value
-        for key, value in config.items()
-        if not key[0].isupper() and key not in left_out
+        key: value for key, value in config.items() if not key[0].isupper() and key not in left_out
     }
     kind: Inputs = partial(inputs, settings)
     return Case(
@@ -92,15 +92,17 @@ def _masked_text(settings: dict[str, Any], mode: Mode, generator: torch.Generato
     return Call((), {"input_ids": ids, "attention_mask": mask} | settings.get("Inputs", {}))
 
 
-def _sequence_to_sequence(
-    settings: dict[str, Any], mode: Mode, generator: torch.Generator
-) -> Call:
+def _sequence_to_sequence(settings: dict[str, Any], mode: Mode, generator: torch.Generator) -> Call:
     call = _masked_text(settings, mode, generator)
     length = settings.get("DecoderLength", 6)
-    return Call((), call.kwargs | {
-        "decoder_input_ids": tokens(VOCABULARY, 2, length, generator=generator),
-        "use_cache": False,
-    })
+    return Call(
+        (),
+        call.kwargs
+        | {
+            "decoder_input_ids": tokens(VOCABULARY, 2, length, generator=generator),
+            "use_cache": False,
+        },
+    )
 
 
 def _pixels(settings: dict[str, Any], mode: Mode, generator: torch.Generator) -> Call:
@@ -120,5 +122,6 @@ def _sound(settings: dict[str, Any], mode: Mode, generator: torch.Generator) -> 
 
 def _image_and_text(settings: dict[str, Any], mode: Mode, generator: torch.Generator) -> Call:
     call = _masked_text(settings, mode, generator)
-    shape = settings.get("Shape", (2, 3, SIDE, SIDE))
-    return Call((), call.kwargs | {"pixel_values": torch.randn(shape, generator=generator)})
+    shapes = settings.get("Floats", {"pixel_values": settings.get("Shape", (2, 3, SIDE, SIDE))})
+    floats = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    return Call((), call.kwargs | floats)

@@ -20,6 +20,7 @@ LIBRARIES = (
     "transformers",
     "safemodules",
 )
+RESULTS = Path(__file__).parent / "results"
 SHOWN_LENGTH = 160
 
 
@@ -46,7 +47,8 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     return text
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table."""
     return [
         "| " + " | ".join(header) + " |",
         "|" + " --- |" * len(header),
@@ -112,7 +114,7 @@ def markdown(outcomes: Sequence[Outcome], command: str, title: str) -> str:
     for suite in dict.fromkeys(outcome.case.split("/", 1)[0] for outcome in outcomes):
         own = [outcome for outcome in outcomes if outcome.case.startswith(f"{suite}/")]
         lines += ["", f"## {suite}", "", summary(own), ""]
-        lines += _table(HEADER, [_row(outcome) for outcome in own])
+        lines += table(HEADER, [_row(outcome) for outcome in own])
     failed = [outcome for outcome in outcomes if outcome.differences]
     if failed:
         lines += ["", "## Differences"]

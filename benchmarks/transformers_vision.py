@@ -82,7 +82,7 @@ IMAGE: Table = {
     "conditional_detr": DETR,
     "convnext": STAGES,
     "convnextv2": STAGES,
-    "cvt": {"embed_dim": [16, 32, 48], "num_heads": [1, 2, 3], "depth": [1, 1, 2]},
+    "cvt": {"embed_dim": [16, 32, 48], "num_heads": [1, 2, 3], "depth": [1, 2, 3]},
     "dab-detr": DETR | {"hidden_size": 32, "d_model": 32},
     "data2vec-vision": VIT,
     "deformable_detr": DETR,
@@ -112,15 +112,15 @@ IMAGE: Table = {
     "efficientnet": {
         "Class": "AutoModelForImageClassification",
         "image_size": SIDE,
-        "width_coefficient": 0.5,
+        "width_coefficient": 1.0,
         "depth_coefficient": 1.0,
-        "in_channels": [16, 8, 16, 24],
+        "in_channels": [32, 8, 16, 24],
         "out_channels": [8, 16, 24, 32],
         "kernel_sizes": [3, 3, 5, 3],
         "strides": [1, 2, 2, 2],
         "num_block_repeats": [1, 1, 2, 1],
         "expand_ratios": [1, 6, 6, 6],
-        "hidden_dim": 16,
+        "hidden_dim": 1280,
     },
     "eomt": VIT | {"num_blocks": 1, "num_queries": 8, "Class": "EomtForUniversalSegmentation"},
     "focalnet": {
@@ -151,7 +151,7 @@ IMAGE: Table = {
     },
     "ijepa": VIT,
     "levit": {
-        "Class": "AutoModelForImageClassification",
+        "Class": "LevitForImageClassification",
         "image_size": SIDE,
         "hidden_sizes": [16, 32, 48],
         "num_attention_heads": [2, 2, 2],
@@ -159,7 +159,8 @@ IMAGE: Table = {
         "key_dim": [8, 8, 8],
     },
     "mask2former": {
-        "backbone_config": SWIN | {"Type": "swin", "depths": [1, 1, 1, 1], "num_heads": [2] * 4}
+        "backbone_config": SWIN
+        | {"Type": "swin", "depths": [1, 1, 1, 1], "num_heads": [2] * 4}
         | {"out_features": ["stage1", "stage2", "stage3", "stage4"]},
         "Class": "Mask2FormerForUniversalSegmentation",
         "feature_size": 32,
@@ -175,8 +176,7 @@ IMAGE: Table = {
     "maskformer": {
         "backbone_config": RESNET,
         "Class": "MaskFormerForInstanceSegmentation",
-        "decoder_config": {k: v for k, v in DETR.items() if k[0].islower()}
-        | {"Type": "detr"},
+        "decoder_config": {k: v for k, v in DETR.items() if k[0].islower()} | {"Type": "detr"},
         "fpn_feature_size": 32,
         "mask_feature_size": 32,
     },
@@ -213,7 +213,10 @@ IMAGE: Table = {
         "mlp_dim": 64,
     },
     "segformer": PYRAMID | {"Class": "AutoModelForSemanticSegmentation"},
-    "superpoint": {"Class": "SuperPointForKeypointDetection", "encoder_hidden_sizes": [8, 8, 16, 16]},
+    "superpoint": {
+        "Class": "SuperPointForKeypointDetection",
+        "encoder_hidden_sizes": [8, 8, 16, 16],
+    },
     "swiftformer": {"depths": [1, 1, 2, 1], "embed_dims": [8, 16, 24, 32]},
     "swin": SWIN,
     "swin2sr": SWIN
@@ -263,9 +266,14 @@ IMAGE: Table = {
     "zoedepth": NECK
     | {
         "Class": "AutoModelForDepthEstimation",
-        "backbone_config": DINO | {"Type": "beit", "reshape_hidden_states": False,
-                                   "patch_size": 16, "image_size": SIDE,
-                                   "intermediate_size": 64},
+        "backbone_config": DINO
+        | {
+            "Type": "beit",
+            "reshape_hidden_states": False,
+            "patch_size": 16,
+            "image_size": SIDE,
+            "intermediate_size": 64,
+        },
         "bottleneck_features": 16,
         "num_relative_features": 8,
         "num_attractors": [4, 2, 2, 1],

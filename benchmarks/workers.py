@@ -173,9 +173,7 @@ def run_cases(names: Sequence[str], options: Options, jobs: int = 1) -> Iterator
             worker.stop()
 
 
-def _feed(
-    workers: list[_Worker], queue: deque[str], options: Options, jobs: int
-) -> None:
+def _feed(workers: list[_Worker], queue: deque[str], options: Options, jobs: int) -> None:
     """Give every idle child a case; start children while there are too few."""
     while len(workers) < min(jobs, len(queue) + sum(w.case is not None for w in workers)):
         workers.append(_Worker(options))

@@ -26,10 +26,8 @@ from pathlib import Path
 from benchmarks.cases import DATA, SUITES, Case, load_suite, measured_seconds, select
 from benchmarks.compare import GOOD, Outcome
 from benchmarks.converters import CONVERTERS
-from benchmarks.report import summary, write
+from benchmarks.report import RESULTS, summary, write
 from benchmarks.workers import Options, run_cases
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def torchvision_cases(*, heavy: bool | None = None) -> list[Case]:

@@ -12,6 +12,7 @@ from safemodules.conversion.convert import (
 )
 from safemodules.conversion.plan import ConversionPlan, plan_conversion
 from safemodules.conversion.record import PlannedSite
+from safemodules.diagnosis import Clash, Diagnosis, SiteReport, diagnose, watch
 from safemodules.errors import (
     ConversionError,
     DeviceMismatchError,
@@ -35,10 +36,12 @@ from safemodules.verification import Equivalence, verify
 __version__ = "0.1.0"
 
 __all__ = [
+    "Clash",
     "ConversionError",
     "ConversionPlan",
     "ConversionWarning",
     "DeviceMismatchError",
+    "Diagnosis",
     "Equivalence",
     "EquivalenceError",
     "ExampleInputError",
@@ -51,6 +54,7 @@ __all__ = [
     "SafeModulesError",
     "Site",
     "SiteKind",
+    "SiteReport",
     "Skipped",
     "SourceChangedError",
     "SourceError",
@@ -58,8 +62,10 @@ __all__ = [
     "__version__",
     "conversion_plan",
     "convert_model",
+    "diagnose",
     "is_converted",
     "plan_conversion",
     "revert_model",
     "verify",
+    "watch",
 ]

@@ -79,7 +79,7 @@ def test_the_model_is_converted_with_the_options_given() -> None:
     for module in net.modules():
         if not list(module.children()):
             module.register_full_backward_hook(lambda module, gi, go: None)
-    net(x).sum().backward()
+    net(x.requires_grad_()).sum().backward()
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,16 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
+import safemodules as sm
 from safemodules.cli import convert, demo
 from safemodules.cli.command import Command, ExitCode, UsageError
 from safemodules.cli.console import Console
-from safemodules.errors import ModuleTypeError, OptionError, SafeModulesError
+from safemodules.errors import SafeModulesError
 
 #: Every command, in the order of ``safemodules --help``.
 COMMANDS: tuple[Command, ...] = (demo.COMMAND, convert.COMMAND)
-
-#: Errors that say the request itself was wrong; any other of ours is a finding.
-_WRONG_USE = (ModuleTypeError, OptionError, UsageError)
 
 _EPILOG = "exit codes: 0 clean, 1 findings, 2 wrong use"
 
@@ -37,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Mend PyTorch models that break on in-place operations, and prove it.",
         epilog=_EPILOG,
     )
-    parser.add_argument("--version", action="version", version=f"safemodules {_version()}")
+    parser.add_argument("--version", action="version", version=f"safemodules {sm.__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
         subparser = subparsers.add_parser(
@@ -76,20 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(options.run(options, console))
     except SystemExit as stop:  # --help and --version
         return stop.code if isinstance(stop.code, int) else int(ExitCode.CLEAN)
-    except _WRONG_USE as error:
-        console.print_error(str(error), type(error).__name__)
-        return int(ExitCode.WRONG_USE)
     except SafeModulesError as error:
         console.print_error(str(error), type(error).__name__)
-        return int(ExitCode.FINDINGS)
+        # Ours that are one of these say that what was given is wrong; any other is a finding.
+        given_wrong = isinstance(error, (ValueError, TypeError))
+        return int(ExitCode.WRONG_USE if given_wrong else ExitCode.FINDINGS)
     except BrokenPipeError:
         # The reader left (`| head`). Python would complain once more when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(ExitCode.FINDINGS)
-
-
-def _version() -> str:
-    try:
-        return version("safemodules")
-    except PackageNotFoundError:
-        return "(not installed)"

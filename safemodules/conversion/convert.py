@@ -1,13 +1,14 @@
 """``convert_model``, its reversal, and questions about a converted model."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from torch import nn
 
 from safemodules.conversion.plan import ConversionPlan, Progress, plan_conversion
-from safemodules.conversion.survey import check_model
-from safemodules.conversion.swap import RECORD_MARK, has_swaps, revert_swaps
+from safemodules.conversion.record import ConversionRecord, joined
+from safemodules.conversion.survey import check_is_module
+from safemodules.conversion.swap import RECORD_MARK, has_swaps, is_swapped, revert_swaps
 from safemodules.errors import ConversionError
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -46,7 +47,11 @@ def convert_model(
         progress: called with a text, the steps done and the number of steps.
 
     Returns:
-        ``model``, converted. Converting it again changes nothing.
+        ``model``, converted. Converting it again swaps only what was not swapped before: parts
+        that were added since, or sites that example inputs decide.
+
+    Warns:
+        ConversionWarning: nothing was found, or a part of the model could not be looked into.
 
     Raises:
         SafeModulesError: see :func:`plan_conversion`; the model is as it was.
@@ -91,6 +96,7 @@ def revert_model(model: ModelT) -> ModelT:
         ``model``.
 
     Raises:
+        ModuleTypeError: ``model`` is not a module.
         RevertError: a class was swapped on top of ours (by ``fully_shard``); it is named and
             the model stays converted.
 
@@ -101,14 +107,19 @@ def revert_model(model: ModelT) -> ModelT:
         >>> sm.revert_model(sm.convert_model(net))[1].inplace
         True
     """
-    if not isinstance(model, nn.Module):
-        check_model(model)
+    check_is_module(model)
     revert_swaps(model)
     return model
 
 
 def is_converted(model: nn.Module) -> bool:
     """Whether any module of a model is converted.
+
+    Args:
+        model: a module.
+
+    Raises:
+        ModuleTypeError: ``model`` is not a module.
 
     Example:
         >>> import torch
@@ -117,13 +128,21 @@ def is_converted(model: nn.Module) -> bool:
         >>> sm.is_converted(net), sm.is_converted(sm.convert_model(net))
         (False, True)
     """
+    check_is_module(model)
     return has_swaps(model)
 
 
 def conversion_plan(model: nn.Module) -> ConversionPlan:
-    """The plan by which a model was converted.
+    """The plan by which a model, or parts of it, were converted.
+
+    Args:
+        model: a converted model; it may have been copied, or loaded from a file.
+
+    Returns:
+        The plan. Sites that were reverted since are marked as kept.
 
     Raises:
+        ModuleTypeError: ``model`` is not a module.
         ConversionError: the model was not converted.
 
     Example:
@@ -133,9 +152,23 @@ def conversion_plan(model: nn.Module) -> ConversionPlan:
         >>> print(str(sm.conversion_plan(sm.convert_model(net))).splitlines()[0])
         1 in-place sites: 1 swapped for out-of-place ones, 0 kept as they are
     """
-    record = model.__dict__.get(RECORD_MARK) if isinstance(model, nn.Module) else None
-    if record is None:
-        raise ConversionError(
-            f"{type(model).__name__} was not converted; plan_conversion(model) plans it."
-        )
-    return ConversionPlan(model, record)
+    check_is_module(model)
+    records = list(_records(model, ""))
+    if not records:
+        known = "was converted as a part of another model: ask for the plan of that one"
+        unknown = "was not converted; plan_conversion(model) plans it"
+        raise ConversionError(f"{type(model).__name__} {known if has_swaps(model) else unknown}.")
+    converted = {
+        path for path, part in model.named_modules(remove_duplicate=False) if is_swapped(part)
+    }
+    return ConversionPlan(model, joined(records).among(converted))
+
+
+def _records(module: nn.Module, path: str) -> Iterator[ConversionRecord]:
+    """The record of a module, else those of its parts."""
+    record = module.__dict__.get(RECORD_MARK)
+    if record is not None:
+        yield record.below(path)
+        return
+    for name, child in module.named_children():
+        yield from _records(child, f"{path}.{name}" if path else name)

@@ -9,7 +9,6 @@ from torch import nn
 
 from safemodules.conversion.decisions import Decision, decide_with_inputs, decide_without_inputs
 from safemodules.conversion.record import (
-    NOTHING_FOUND,
     ConversionRecord,
     PlannedSite,
     planned_sites,
@@ -24,6 +23,8 @@ from safemodules.rewriting.classes import ConversionWarning, Rewriting
 from safemodules.verification import Equivalence, as_arguments
 
 Progress = Callable[[str, int, int], None]
+
+DONE = Decision("swap", "converted already")
 
 
 @dataclass(eq=False)
@@ -70,18 +71,21 @@ class ConversionPlan:
         Returns:
             The model, the same object.
 
+        Warns:
+            ConversionWarning: nothing was found, or a part of the model could not be looked into.
+
         Raises:
             ConversionError: the conversion was made already, or a module refuses the change.
         """
         if self._changes is None:
             raise ConversionError("this plan tells of a conversion that was made already")
         changes = self._changes
-        done = self.model.__dict__.get(RECORD_MARK)
-        if changes.swapped or done is None:
-            record = self.record.joined(done)
-            apply_swaps(changes.survey, changes.swapped, changes.rewriting, record)
-        if not self.sites and done is None:
-            warnings.warn(NOTHING_FOUND, ConversionWarning, stacklevel=3)
+        warning = self.record.warning()
+        if warning is not None:  # before anything is done, for those who turn it into an error
+            warnings.warn(warning, ConversionWarning, stacklevel=3)
+        done = RECORD_MARK in self.model.__dict__
+        if not done or not all(site.done for site in changes.swapped):
+            apply_swaps(changes.survey, changes.swapped, changes.rewriting, self.record)
         return self.model
 
     def diff(self) -> str:
@@ -161,24 +165,31 @@ def plan_conversion(
     report("reading the source", 0, total)
     survey = survey_model(model)
     if total == 2:
-        decisions = decide_without_inputs(survey)
+        decisions = {**decide_without_inputs(survey), **_done(survey)}
         report("making the edits", 1, total)
         return _plan(survey, decisions, None)
     args = () if example_inputs is None else as_arguments(example_inputs)
     report("running the original", 1, total)
     trial = Trial(survey, args, dict(example_kwargs or {}))
-    decisions = decide_with_inputs(survey, trial.clashes)
+    decisions = {**decide_with_inputs(survey, trial.clashes), **_done(survey)}
     report("comparing the converted model", 2, total)
     decisions, equivalence = trial.confirm(decisions)
     report("making the edits", 3, total)
     return _plan(survey, decisions, equivalence)
 
 
+def _done(survey: Survey) -> dict[AnySite, Decision]:
+    """Sites that an earlier conversion has swapped."""
+    return {site: DONE for site in survey.sites() if site.done}
+
+
 def _plan(
     survey: Survey, decisions: Mapping[AnySite, Decision], equivalence: Equivalence | None
 ) -> ConversionPlan:
     swapped = tuple(site for site, decision in decisions.items() if decision.verdict == "swap")
-    rewriting = make_rewriting(survey, [s for s in swapped if isinstance(s, SourceSite)])
+    sources = [site for site in swapped if isinstance(site, SourceSite)]
+    news = not all(site.done for site in sources)
+    rewriting = make_rewriting(survey, sources) if news else None
     diff = "" if rewriting is None else "".join(f.diff() for f in rewriting.files.values())
     record = ConversionRecord(planned_sites(decisions), tuple(survey.skipped), equivalence, diff)
     return ConversionPlan(survey.model, record, _Changes(survey, swapped, rewriting))

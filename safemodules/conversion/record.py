@@ -3,16 +3,21 @@
 import html
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from safemodules.conversion.decisions import Decision, Verdict
-from safemodules.conversion.survey import AnySite, FlagSite
+from safemodules.conversion.survey import AnySite
 from safemodules.mutation.reach import Skipped
 from safemodules.mutation.sites import Site
 from safemodules.verification import Equivalence
 
 NOTHING_FOUND = "no in-place site was found in this model; nothing to convert"
+REVERTED = "was swapped, and is reverted"
+
+_HEAD = ("decision", "module", "place", "kind", "source", "reason")
+_SOURCE_WIDTH = 48  # characters of a source line that a table shows
+_WARNED = 10  # parts that a warning lists
 
 
 @dataclass(frozen=True)
@@ -23,14 +28,27 @@ class PlannedSite:
         site: where it is.
         decision: ``"swap"`` for out of place, ``"keep"`` for as it is.
         reason: why.
-        modules: all dotted paths of a flagged module; that of the first one that runs a site
-            in source.
+        modules: all dotted paths of the modules that run it.
     """
 
     site: Site
     decision: Verdict
     reason: str
     modules: tuple[str, ...]
+
+    def below(self, path: str) -> "PlannedSite":
+        """The same site of a model that holds this one at a path."""
+        site = replace(self.site, module=_below(path, self.site.module))
+        return replace(self, site=site, modules=tuple(_below(path, name) for name in self.modules))
+
+    def among(self, converted: Collection[str]) -> "PlannedSite":
+        """The same site, after parts of the model were reverted."""
+        if self.decision == "keep" or not self.modules:
+            return self
+        modules = tuple(name for name in self.modules if name in converted)
+        if not modules:
+            return replace(self, decision="keep", reason=REVERTED)
+        return replace(self, modules=modules)
 
 
 @dataclass(frozen=True)
@@ -49,64 +67,101 @@ class ConversionRecord:
     equivalence: Equivalence | None
     diff: str
 
-    def joined(self, other: "ConversionRecord | None") -> "ConversionRecord":
-        """This record after another one of the same model."""
-        if other is None:
-            return self
-        return ConversionRecord(
-            other.sites + self.sites,
-            self.skipped,
-            self.equivalence,
-            other.diff + self.diff,
-        )
+    def below(self, path: str) -> "ConversionRecord":
+        """The record of a model that holds this one at a path; nothing is said of the rest."""
+        skipped = tuple(Skipped(_below(path, each.name), each.reason) for each in self.skipped)
+        return replace(self, sites=tuple(s.below(path) for s in self.sites), skipped=skipped)
+
+    def among(self, converted: Collection[str]) -> "ConversionRecord":
+        """The record, after all but some modules were reverted."""
+        return replace(self, sites=tuple(site.among(converted) for site in self.sites))
+
+    def warning(self) -> str | None:
+        """What the user must know when the conversion is made: nothing found, or parts skipped."""
+        lines = [] if self.sites else [NOTHING_FOUND]
+        if self.skipped:
+            lines.append(f"{len(self.skipped)} parts of the model are left as they are:")
+            lines += [f"  {skipped}" for skipped in self.skipped[:_WARNED]]
+            if len(self.skipped) > _WARNED:
+                lines.append("  ...; plan_conversion(model).skipped lists all")
+        return "\n".join(lines) or None
 
     def table(self) -> str:
         """The record as text: a line per site, what is skipped, what was compared."""
+        return "\n".join((*self._sites(), *self._rest()))
+
+    def _sites(self) -> Iterable[str]:
         if not self.sites:
-            lines = [NOTHING_FOUND]
-        else:
-            counts = Counter(site.decision for site in self.sites)
-            lines = [f"{len(self.sites)} in-place sites: {counts['swap']} swapped for "
-                     f"out-of-place ones, {counts['keep']} kept as they are"]  # fmt: skip
-            lines += _columns([self._row(site) for site in self.sites])
+            return [NOTHING_FOUND]
+        counts = Counter(site.decision for site in self.sites)
+        head = (
+            f"{len(self.sites)} in-place sites: {counts['swap']} swapped for "
+            f"out-of-place ones, {counts['keep']} kept as they are"
+        )
+        return [head, *_columns([_row(site) for site in self.sites])]
+
+    def _rest(self) -> Iterable[str]:
+        lines: list[str] = []
         if self.skipped:
-            lines += ["not looked into:", *(f"  {skipped}" for skipped in self.skipped)]
+            lines += ["left as they are:", *(f"  {skipped}" for skipped in self.skipped)]
         if self.equivalence is not None:
             lines += ["compared with the original on the example inputs:"]
             lines += [f"  {line}" for line in str(self.equivalence).splitlines()]
-        return "\n".join(lines)
-
-    @staticmethod
-    def _row(planned: PlannedSite) -> tuple[str, ...]:
-        site = planned.site
-        place = f"{_short(site.filename)}:{site.lineno}" if site.lineno else ""
-        module = site.module or "(the model itself)"
-        return (planned.decision, module, place, str(site.kind), site.source, planned.reason)
+        return lines
 
     def to_json(self) -> str:
         """The record as a JSON object."""
+        sites = [
+            {**asdict(planned), "site": {**asdict(planned.site), "kind": str(planned.site.kind)}}
+            for planned in self.sites
+        ]
+        equivalence = None if self.equivalence is None else json.loads(self.equivalence.to_json())
         data = {
-            "sites": [
-                {**asdict(planned), "site": {**asdict(planned.site), "kind": str(planned.site.kind)}}
-                for planned in self.sites
-            ],
+            "sites": sites,
             "skipped": [asdict(skipped) for skipped in self.skipped],
-            "equivalence": None if self.equivalence is None else json.loads(self.equivalence.to_json()),
+            "equivalence": equivalence,
             "diff": self.diff,
         }
         return json.dumps(data, indent=2)
 
     def to_html(self) -> str:
         """The record as an HTML table, for notebooks."""
-        head = ("decision", "module", "place", "kind", "source", "reason")
-        rows = [head, *(self._row(site) for site in self.sites)]
-        cells = "".join(
-            f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in row)}</tr>"
-            for tag, row in (("th" if row is head else "td", row) for row in rows)
-        )
-        rest = self.table().splitlines()[len(self.sites) + 1 :]
-        below = f"<pre>{html.escape(chr(10).join(rest))}</pre>" if rest else ""
-        return f"<table>{cells}</table>{below}"
+        if self.sites:
+            rows = [_html_row("th", _HEAD), *(_html_row("td", _row(site)) for site in self.sites)]
+            shown = f"<table>{''.join(rows)}</table>"
+        else:
+            shown = f"<p>{html.escape(NOTHING_FOUND)}</p>"
+        rest = "\n".join(self._rest())
+        return f"{shown}<pre>{html.escape(rest)}</pre>" if rest else shown
+
+
+def joined(records: Sequence[ConversionRecord]) -> ConversionRecord:
+    """The record of a model whose parts were converted one by one."""
+    if len(records) == 1:
+        return records[0]
+    return ConversionRecord(
+        tuple(site for record in records for site in record.sites),
+        tuple(skipped for record in records for skipped in record.skipped),
+        None,
+        "".join(dict.fromkeys(record.diff for record in records)),
+    )
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name else path or name
+
+
+def _row(planned: PlannedSite) -> tuple[str, ...]:
+    site = planned.site
+    place = f"{_short(site.filename)}:{site.lineno}" if site.lineno else ""
+    module = site.module or "(the model itself)"
+    if len(planned.modules) > 1:
+        module += f" (+{len(planned.modules) - 1})"
+    return (planned.decision, module, place, str(site.kind), site.source, planned.reason)
+
+
+def _html_row(tag: str, cells: Iterable[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
 
 def _short(filename: str) -> str:
@@ -114,12 +169,14 @@ def _short(filename: str) -> str:
 
 
 def _columns(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    widths[4] = min(widths[4], 48)
-    return [
-        "  " + "  ".join(_cut(cell, width).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
+    source = _HEAD.index("source")
+    widths[source] = min(widths[source], _SOURCE_WIDTH)
+    lines = []
+    for row in rows:
+        cells = (_cut(cell, width).ljust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append("  " + "  ".join(cells).rstrip())
+    return lines
 
 
 def _cut(text: str, width: int) -> str:
@@ -129,11 +186,6 @@ def _cut(text: str, width: int) -> str:
 def planned_sites(decisions: Mapping[AnySite, Decision]) -> tuple[PlannedSite, ...]:
     """Sites and decisions as plain data."""
     return tuple(
-        PlannedSite(
-            site.site,
-            decision.verdict,
-            decision.reason,
-            site.paths if isinstance(site, FlagSite) else (site.site.module,),
-        )
+        PlannedSite(site.site, decision.verdict, decision.reason, site.paths)
         for site, decision in decisions.items()
     )

@@ -9,6 +9,7 @@ from torch import nn
 
 from safemodules.conversion.survey import SourceSite, Survey
 from safemodules.mutation.finder import Reference
+from safemodules.mutation.internals import user_class_of
 from safemodules.mutation.reach import (
     Reach,
     Reached,
@@ -48,7 +49,8 @@ def make_rewriting(survey: Survey, swapped: Collection[SourceSite]) -> Rewriting
         if reached.source is None:
             continue
         name = reached.source.file.filename
-        modules.setdefault(name, reached.function.__module__)
+        home = reached.function.__globals__.get("__name__", reached.function.__module__)
+        modules.setdefault(name, home)
         made = list(_call_edits(reach, reached, changed))
         if made:
             files[name] = reached.source.file
@@ -109,7 +111,7 @@ def _reached_by_class(reach: Reach, value: Any) -> bool:
     return (
         isinstance(value, MethodType)
         and isinstance(value.__self__, nn.Module)
-        and type(value.__self__) in reach.classes
+        and user_class_of(type(value.__self__)) in reach.classes
     )
 
 

@@ -1,24 +1,37 @@
 """What a model holds: modules to look into, flags, sites, and what is left as it is."""
 
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
-import torch
 from torch import nn
 
 from safemodules.errors import ConversionError, ModuleTypeError
 from safemodules.mutation.finder import FoundSite, Obstacle
-from safemodules.mutation.internals import is_compiled_in_place, is_optimized
+from safemodules.mutation.internals import (
+    children,
+    is_initialised,
+    is_lazy,
+    is_sharded,
+    user_class_of,
+    why_opaque,
+)
 from safemodules.mutation.operators import INPLACE_MODULES
 from safemodules.mutation.reach import Reach, ReachedClass, Skipped, explore
 from safemodules.mutation.resolution import is_torch_class
 from safemodules.mutation.sites import Site, SiteKind
 from safemodules.mutation.source import SourceFile
-from safemodules.rewriting.classes import generated_class, user_class
+from safemodules.rewriting.classes import rewriting_of
 
 FORWARD = "forward"
+_FLAGGED = tuple(INPLACE_MODULES)
+_FLAGGED_FORWARDS = frozenset(cls.forward for cls in INPLACE_MODULES)
+
+# Kept in the __dict__ of a module whose flag was switched off: where the flag stood before.
+FLAG_MARK = "_safemodules_inplace"
 
 
 @dataclass(eq=False)
@@ -31,6 +44,7 @@ class SourceSite:
         file: the file that holds it.
         class_name: the class that mangles private names there.
         obstacle: why it cannot be rewritten, if so.
+        modules: the modules that run it, by all their dotted paths.
     """
 
     site: Site
@@ -38,6 +52,24 @@ class SourceSite:
     file: SourceFile
     class_name: str | None
     obstacle: Obstacle | None
+    modules: dict[str, nn.Module] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Dotted paths of the modules that run it."""
+        return tuple(self.modules)
+
+    @property
+    def done(self) -> bool:
+        """Whether an earlier conversion has swapped it, for every module that runs it."""
+        modules = {id(module): module for module in self.modules.values()}
+        return bool(modules) and all(self.done_in(module) for module in modules.values())
+
+    def done_in(self, module: nn.Module) -> bool:
+        """Whether an earlier conversion of one module has swapped it."""
+        rewriting = rewriting_of(type(module))
+        start, end = self.file.start(self.found.node), self.file.end(self.found.node)
+        return rewriting is not None and rewriting.holds(self.file.filename, start, end)
 
 
 @dataclass(eq=False)
@@ -53,6 +85,11 @@ class FlagSite:
     site: Site
     module: nn.Module
     paths: tuple[str, ...]
+
+    @property
+    def done(self) -> bool:
+        """Whether an earlier conversion has switched it off."""
+        return FLAG_MARK in self.module.__dict__
 
 
 AnySite = SourceSite | FlagSite
@@ -75,12 +112,11 @@ class Survey:
         yield from self.sources
 
 
-def check_model(model: Any) -> None:
-    """Refuse what is not a module, and what cannot be converted at all.
+def check_is_module(model: Any) -> None:
+    """Refuse what is not an instance of ``torch.nn.Module``.
 
     Raises:
-        ModuleTypeError: not an instance of ``torch.nn.Module``.
-        ConversionError: a module is sharded, lazy or not initialised.
+        ModuleTypeError: it is something else, or its ``__init__`` has not run.
     """
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise ModuleTypeError(
@@ -91,26 +127,58 @@ def check_model(model: Any) -> None:
         raise ModuleTypeError(
             f"expected a torch.nn.Module, got {type(model).__module__}.{type(model).__qualname__}."
         )
-    if "_modules" not in model.__dict__:
+    _check_initialised(model, "")
+
+
+def _check_initialised(module: nn.Module, path: str) -> None:
+    if not is_initialised(module):
+        where = f"{path}, a {type(module).__name__}," if path else type(module).__name__
         raise ModuleTypeError(
-            f"{type(model).__name__} is not initialised: its __init__ must call super().__init__()."
+            f"{where} is not initialised: its __init__ must call super().__init__()."
         )
-    for path, module in model.named_modules():
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is not a module, and what cannot be converted at all.
+
+    Raises:
+        ModuleTypeError: see :func:`check_is_module`.
+        ConversionError: a module is sharded, or lazy and has not run.
+    """
+    check_is_module(model)
+    for path, module in _all_modules(model, "", set()):
         where = path or "the model itself"
-        if any(base.__name__ == "FSDPModule" for base in type(module).__mro__):
+        if is_sharded(module):
             raise ConversionError(
                 f"{where} is sharded by fully_shard, whose class must lie on top of ours. "
                 "Convert the model first, then call fully_shard."
             )
-        if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
+        if is_lazy(module):
             raise ConversionError(
                 f"{where} is a lazy {type(module).__name__} whose parameters do not exist yet, "
                 "and whose class changes at its first call. Run the model once, then convert it."
             )
 
 
+def _all_modules(module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    _check_initialised(module, path)
+    yield path, module
+    for name, child in children(module).items():
+        if child is not None:
+            yield from _all_modules(child, _join(path, name), seen)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
 def survey_model(model: nn.Module) -> Survey:
     """Look at every module of a model and at the functions that their forwards reach.
+
+    Modules that are converted already are looked at as their user's class.
 
     Raises:
         ModuleTypeError, ConversionError: see :func:`check_model`.
@@ -124,30 +192,23 @@ def survey_model(model: nn.Module) -> Survey:
         if FORWARD in module.__dict__:
             reason = "its forward was replaced on the instance, whose source is not looked at"
             skipped.append(Skipped(path, reason))
-        elif generated_class(type(module)) is None:
-            cls = user_class(module)
+        else:
+            cls = user_class_of(type(module))
             classes.setdefault(cls, ReachedClass(cls, [])).instances.append((path, module))
     reach = explore(classes.values())
     survey = Survey(model, reach, skipped=[*skipped, *reach.skipped], modules=modules)
-    survey.sources = _source_sites(reach)
-    survey.flags = list(_flag_sites(model, modules, reach, survey.skipped))
+    paths = _paths(model)
+    survey.sources = _source_sites(reach, paths)
+    survey.flags = list(_flag_sites(modules, paths, reach, survey.skipped))
     return survey
 
 
-def _why_opaque(module: nn.Module) -> str | None:
-    """Why a module and all that it holds cannot be looked into, if so."""
-    names = {f"{base.__module__}.{base.__qualname__}" for base in type(module).__mro__}
-    if isinstance(module, torch.jit.ScriptModule):
-        return "a ScriptModule: its code is compiled. Convert the model before scripting it"
-    if is_optimized(module):
-        return "compiled by torch.compile. Convert the model before compiling it"
-    if isinstance(module, torch.fx.GraphModule):
-        return "a GraphModule: its forward is generated from a graph. Convert before tracing"
-    if "torch.nn.cpp.ModuleWrapper" in names:
-        return "a C++ module: it has no Python source"
-    if any(".quantized" in name and name.startswith("torch.") for name in names):
-        return "quantized: it has no gradients to keep exact"
-    return None
+def _paths(model: nn.Module) -> dict[int, list[str]]:
+    """All dotted paths of each module."""
+    paths: dict[int, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        paths.setdefault(id(module), []).append(path)
+    return paths
 
 
 def _visible_modules(
@@ -156,20 +217,20 @@ def _visible_modules(
     if id(module) in seen:
         return
     seen.add(id(module))
-    reason = _why_opaque(module)
+    reason = why_opaque(module)
     if reason is not None:
         skipped.append(Skipped(path, reason))
         return
-    if is_compiled_in_place(module):
-        skipped.append(Skipped(path, "compiled in place. Convert the model before compiling it"))
-        return
     yield path, module
-    for name, child in module._modules.items():
+    for name, child in children(module).items():
         if child is not None:
-            yield from _visible_modules(child, f"{path}.{name}" if path else name, skipped, seen)
+            yield from _visible_modules(child, _join(path, name), skipped, seen)
 
 
-def _source_sites(reach: Reach) -> list[SourceSite]:
+# -- sites in source ------------------------------------------------------------------------
+
+
+def _source_sites(reach: Reach, paths: dict[int, list[str]]) -> list[SourceSite]:
     """Sites of all reached functions; one that several classes run is listed once."""
     found: dict[int, SourceSite] = {}
     for reached in reach.all():
@@ -178,13 +239,15 @@ def _source_sites(reach: Reach) -> list[SourceSite]:
         file = reached.source.file
         for site in reached.findings.sites:
             known = found.get(site.key)
-            if known is not None:
-                known.obstacle = known.obstacle or site.obstacle
-                continue
-            line = file.line(site.lineno)
-            where = Site(file.filename, site.lineno, line, reached.path, site.op, site.kind)
-            name = reached.source.class_name
-            found[site.key] = SourceSite(where, site, file, name, site.obstacle)
+            if known is None:
+                line = file.line(site.lineno)
+                where = Site(file.filename, site.lineno, line, reached.path, site.op, site.kind)
+                name = reached.source.class_name
+                known = found[site.key] = SourceSite(where, site, file, name, site.obstacle)
+            known.obstacle = known.obstacle or site.obstacle
+            for cls in reach.run_by(reached):
+                for _, module in reach.classes[cls].instances:
+                    known.modules.update((path, module) for path in paths[id(module)])
     return sorted(found.values(), key=_order)
 
 
@@ -193,47 +256,66 @@ def _order(site: SourceSite) -> tuple[str, int, int]:
     return site.file.filename, node.lineno, node.col_offset
 
 
+# -- flags ----------------------------------------------------------------------------------
+
+
 def _flag_sites(
-    model: nn.Module, modules: list[tuple[str, nn.Module]], reach: Reach, skipped: list[Skipped]
+    modules: Iterable[tuple[str, nn.Module]],
+    paths: dict[int, list[str]],
+    reach: Reach,
+    skipped: list[Skipped],
 ) -> Iterator[FlagSite]:
-    paths: dict[int, list[str]] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        paths.setdefault(id(module), []).append(path)
     readers = {
         reached.context.owner
         for reached in reach.all()
         if "inplace" in reached.findings.attributes and reached.context.owner is not None
     }
     for path, module in modules:
-        if getattr(module, "inplace", False) is not True:
+        flag = FLAG_MARK in module.__dict__ or _flag(module, path)
+        cls = user_class_of(type(module))
+        if not flag or (is_torch_class(cls) and not issubclass(cls, _FLAGGED)):
             continue
-        cls = user_class(module)
-        known = any(base in INPLACE_MODULES for base in cls.__mro__)
-        if not known and cls not in readers and not _reads_flag(cls, reach):
-            if not is_torch_class(cls):
-                reason = "it has a flag `inplace` that its forward does not read"
-                skipped.append(Skipped(path, reason))
-            continue
-        name = f"{cls.__name__}(inplace=True)"
-        site = Site(_file_of(cls), 0, name, path, _flag_op(cls), SiteKind.MODULE_FLAG)
-        yield FlagSite(site, module, tuple(paths.get(id(module), [path])))
+        if flag is not True:
+            reason = f"its flag `inplace` is {flag!r}, neither True nor False"
+            skipped.append(Skipped(path, reason))
+        elif cls in readers or _runs_torch_forward(cls, reach):
+            op = f"{cls.__name__.lower()}_"
+            site = Site(
+                _file_of(cls), 0, f"{cls.__name__}(inplace=True)", path, op, SiteKind.MODULE_FLAG
+            )
+            yield FlagSite(site, module, tuple(paths[id(module)]))
+        elif FORWARD not in module.__dict__:  # which is said already
+            reason = "it has a flag `inplace` that its forward does not read"
+            skipped.append(Skipped(path, reason))
 
 
-def _reads_flag(cls: type, reach: Reach) -> bool:
-    """Whether a method of a converted class, which is not looked into again, reads the flag."""
+def _flag(module: nn.Module, path: str) -> Any:
+    try:
+        return getattr(module, "inplace", False)
+    except Exception as error:
+        raise ConversionError(
+            f"the flag `inplace` of {path or 'the model itself'} ({type(module).__name__}) cannot "
+            f"be read: {type(error).__name__}: {error}."
+        ) from error
+
+
+def _runs_torch_forward(cls: type, reach: Reach) -> bool:
+    """Whether a class runs the forward of one of torch's classes that read the flag."""
+    if inspect.getattr_static(cls, FORWARD, None) in _FLAGGED_FORWARDS:
+        return True
     found = reach.classes.get(cls)
-    if found is not None:
-        return False
-    forward = getattr(cls, FORWARD, None)
-    names = getattr(getattr(forward, "__code__", None), "co_names", ())
-    return "inplace" in names
+    if found is not None and not _FLAGGED_FORWARDS.isdisjoint(found.supers.values()):
+        return True
+    return any(
+        value in _FLAGGED_FORWARDS
+        for reached in reach.all()
+        if reached.context.owner is cls
+        for reference in reached.findings.references
+        for value in reference.values
+        if isinstance(value, FunctionType)
+    )
 
 
 def _file_of(cls: type) -> str:
     module = sys.modules.get(cls.__module__)
     return getattr(module, "__file__", None) or cls.__module__
-
-
-def _flag_op(cls: type) -> str:
-    return f"{cls.__name__.lower()}_"
-

@@ -7,21 +7,17 @@ from typing import Any
 from torch import nn
 
 from safemodules.conversion.record import ConversionRecord
-from safemodules.conversion.survey import FORWARD, AnySite, FlagSite, Survey
+from safemodules.conversion.survey import FLAG_MARK, FORWARD, AnySite, FlagSite, SourceSite, Survey
 from safemodules.errors import ConversionError, RevertError
-from safemodules.rewriting.classes import (
-    Rewriting,
-    generated_class,
-    restore_class,
-    swap_class,
-    user_class,
-)
+from safemodules.mutation.internals import user_class_of
+from safemodules.rewriting.classes import Rewriting, generated_class, rewriting_of
+from safemodules.rewriting.swapping import restore_class, swap_class
 
-# Kept in the __dict__ of a module whose flag was switched off, and of a converted model.
-FLAG_MARK = "_safemodules_inplace"
+# Kept in the __dict__ of a converted model.
 RECORD_MARK = "_safemodules_conversion"
 
 Undo = Callable[[], None]
+_ABSENT = object()
 
 
 @contextlib.contextmanager
@@ -31,36 +27,97 @@ def _all_or_nothing() -> Iterator[list[Undo]]:
     try:
         yield undo
     except BaseException:
-        for step in reversed(undo):
-            step()
+        _undo_all(undo)
         raise
 
 
+def _undo_all(undo: list[Undo]) -> None:
+    for step in reversed(undo):
+        step()
+
+
+# -- flags ----------------------------------------------------------------------------------
+
+
 def _set_flag(module: nn.Module, path: str, value: bool) -> Undo:
-    before = module.inplace
-    try:
-        if "inplace" in module.__dict__:
-            module.__dict__["inplace"] = value
-        else:
-            module.inplace = value  # type: ignore[assignment]
-    except Exception as error:
-        raise ConversionError(
-            f"the flag `inplace` of {path or 'the model itself'} ({type(module).__name__}) cannot "
-            f"be set: {error}. Create the module with inplace=False, or make it writable."
-        ) from error
+    """Set ``inplace`` as a user would; where it is an instance attribute, undoing cannot fail."""
+    before = module.__dict__.get("inplace", _ABSENT)
+    value_before = module.inplace
 
     def restore() -> None:
-        if "inplace" in module.__dict__:
+        if before is not _ABSENT:
             module.__dict__["inplace"] = before
-        else:
-            module.inplace = before
+        elif "inplace" in module.__dict__:
+            del module.__dict__["inplace"]
+        elif module.inplace is not value_before:  # kept elsewhere, by a property or a slot
+            module.inplace = value_before
 
+    try:
+        module.inplace = value  # type: ignore[assignment]
+        if module.inplace is not value:
+            raise ValueError(f"it is {module.inplace!r} after it was set to {value}")
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            restore()
+        raise ConversionError(
+            f"the flag `inplace` of {path or 'the model itself'} ({type(module).__name__}) cannot "
+            f"be set to {value}: {type(error).__name__}: {error}. Create the module with "
+            "inplace=False, or make the flag writable."
+        ) from error
     return restore
 
 
+def _switch_off(module: nn.Module, path: str) -> Iterator[Undo]:
+    on_instance = "inplace" in module.__dict__
+    yield _set_flag(module, path, False)
+    yield _mark(module, FLAG_MARK, on_instance)
+
+
+def _switch_on(module: nn.Module, path: str) -> Iterator[Undo]:
+    on_instance = module.__dict__[FLAG_MARK]
+    yield _set_flag(module, path, True)
+    if not on_instance and "inplace" in module.__dict__:  # it was an attribute of the class
+        yield _unmark(module, "inplace")
+    yield _unmark(module, FLAG_MARK)
+
+
 def _mark(module: nn.Module, name: str, value: Any) -> Undo:
+    before = module.__dict__.get(name, _ABSENT)
     module.__dict__[name] = value
-    return lambda: module.__dict__.pop(name, None)
+    if before is _ABSENT:
+        return lambda: module.__dict__.pop(name, None)
+    return lambda: module.__dict__.__setitem__(name, before)
+
+
+def _unmark(module: nn.Module, name: str) -> Undo:
+    value = module.__dict__.pop(name)
+    return lambda: module.__dict__.__setitem__(name, value)
+
+
+# -- classes --------------------------------------------------------------------------------
+
+
+def _swap_module(module: nn.Module, path: str, rewriting: Rewriting) -> Undo | None:
+    cls = user_class_of(type(module))
+    try:
+        generated = rewriting.extending(rewriting_of(type(module))).class_for(cls)
+        return None if generated is cls else swap_class(module, generated)
+    except TypeError as error:
+        raise ConversionError(
+            f"{path or 'the model itself'} ({cls.__name__}) cannot be given a subclass of its "
+            f"class: {error}."
+        ) from error
+
+
+def _modules_with_new_sites(swapped: Collection[AnySite]) -> set[int]:
+    """Modules that run a site which an earlier conversion of theirs has left in place."""
+    return {
+        id(module)
+        for site in swapped
+        if isinstance(site, SourceSite)
+        for module in site.modules.values()
+        if not site.done_in(module)
+    }
 
 
 def apply_swaps(
@@ -83,63 +140,50 @@ def apply_swaps(
     Raises:
         ConversionError: a module refuses the change; the model is as it was.
     """
+    news = _modules_with_new_sites(swapped)
     with _all_or_nothing() as undo:
         for path, module in survey.modules if rewriting is not None else ():
             assert rewriting is not None
-            if FORWARD in module.__dict__ or generated_class(type(module)) is not None:
+            converted = generated_class(type(module)) is not None
+            if FORWARD in module.__dict__ or (converted and id(module) not in news):
                 continue
-            cls = user_class(module)
-            generated = rewriting.class_for(cls)
-            if generated is cls:
-                continue
-            try:
-                undo.append(swap_class(module, generated))
-            except TypeError as error:
-                raise ConversionError(
-                    f"{path or 'the model itself'} ({cls.__name__}) cannot be given a subclass of "
-                    f"its class: {error}."
-                ) from error
+            step = _swap_module(module, path, rewriting)
+            if step is not None:
+                undo.append(step)
         for flag in swapped:
-            if isinstance(flag, FlagSite):
-                undo.append(_set_flag(flag.module, flag.site.module, False))
-                undo.append(_mark(flag.module, FLAG_MARK, True))
+            if isinstance(flag, FlagSite) and not flag.done:
+                for step in _switch_off(flag.module, flag.site.module):
+                    undo.append(step)
         if record is not None:
             undo.append(_mark(survey.model, RECORD_MARK, record))
-
-    def undo_all() -> None:
-        for step in reversed(undo):
-            step()
-
-    return undo_all
+    return lambda: _undo_all(undo)
 
 
 def revert_swaps(model: nn.Module) -> None:
     """Give every module of a model its class and flag back.
 
     Raises:
-        RevertError: another swap lies above ours; the model stays converted.
+        RevertError: another swap lies above ours, or a flag cannot be set; the model stays
+            converted.
     """
     with _all_or_nothing() as undo:
         for path, module in model.named_modules():
             undo.append(restore_class(module, path))
-            if module.__dict__.get(FLAG_MARK):
+            if FLAG_MARK in module.__dict__:
                 try:
-                    undo.append(_set_flag(module, path, True))
+                    for step in _switch_on(module, path):
+                        undo.append(step)
                 except ConversionError as error:
                     raise RevertError(str(error)) from error
-                undo.append(_unmark(module, FLAG_MARK))
             if RECORD_MARK in module.__dict__:
                 undo.append(_unmark(module, RECORD_MARK))
 
 
-def _unmark(module: nn.Module, name: str) -> Undo:
-    value = module.__dict__.pop(name)
-    return lambda: module.__dict__.__setitem__(name, value)
+def is_swapped(module: nn.Module) -> bool:
+    """Whether one module has a generated class or a switched flag."""
+    return generated_class(type(module)) is not None or FLAG_MARK in module.__dict__
 
 
 def has_swaps(model: nn.Module) -> bool:
     """Whether any module of a model has a generated class or a switched flag."""
-    return any(
-        generated_class(type(module)) is not None or FLAG_MARK in module.__dict__
-        for module in model.modules()
-    )
+    return any(is_swapped(module) for module in model.modules())

@@ -156,8 +156,16 @@ def find(node: ast.AST, context: Context) -> Findings:
     return _Finder(context).run(node)
 
 
-def is_super_call(node: ast.expr) -> bool:
-    """Whether an expression is a call of ``super``."""
+def _is_super(node: ast.expr, scope: Scope) -> bool:
+    """Whether an expression is a call of ``super``, or a name bound to one."""
+    if isinstance(node, ast.Name):
+        holder = scope.holder(node.id)
+        bindings = holder.bindings.get(node.id, []) if holder is not None else []
+        return (
+            len(bindings) == 1
+            and isinstance(bindings[0], ast.Call)
+            and _is_super(bindings[0], scope)
+        )
     return (
         isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
     )
@@ -378,7 +386,7 @@ class _Finder:
             return
         if isinstance(node, ast.Attribute):
             self.found.attributes.add(node.attr)
-            if is_super_call(node.value):
+            if _is_super(node.value, scope):
                 self.found.references.append(Reference(node, scope, is_super=True))
                 return
         if isinstance(parent, ast.Attribute):

@@ -4,7 +4,7 @@ import ast
 import functools
 import inspect
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -12,7 +12,8 @@ from torch import nn
 
 from safemodules.errors import SourceError
 from safemodules.mutation.finder import Findings, Reference, find
-from safemodules.mutation.resolution import Context, is_foreign, is_self, own_attribute
+from safemodules.mutation.internals import user_class_of
+from safemodules.mutation.resolution import Context, is_foreign, is_self, mangled, own_attribute
 from safemodules.mutation.source import FunctionSource, NoSourceError, source_of
 
 
@@ -30,6 +31,9 @@ class Skipped:
 
     def __str__(self) -> str:
         return f"{self.name or 'the model itself'}: {self.reason}"
+
+
+Run = tuple[FunctionType, type | None]  # a function and the class whose method it is
 
 
 @dataclass(eq=False)
@@ -78,6 +82,23 @@ class Reach:
     classes: dict[type, ReachedClass] = field(default_factory=dict)
     functions: dict[FunctionType, list[Reached]] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
+    callers: dict[Run, set[Run]] = field(default_factory=dict)
+
+    def run_by(self, reached: Reached) -> set[type]:
+        """Classes of the model's modules that run a function, themselves or through others."""
+        found: set[type] = set()
+        seen: set[Run] = set()
+        rest = [(reached.function, reached.context.owner)]
+        while rest:
+            run = rest.pop()
+            if run in seen:
+                continue
+            seen.add(run)
+            if run[1] in self.classes:
+                found.add(run[1])
+            else:
+                rest += self.callers.get(run, ())
+        return found
 
     def all(self) -> Iterator[Reached]:
         """Every reached function, once per class that runs it."""
@@ -139,7 +160,7 @@ def own_name(reference: Reference, context: Context) -> str | None:
     node = reference.node
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
         if is_self(node.value.id, reference.scope, context):
-            return node.attr
+            return mangled(node.attr, context.class_name)
     return None
 
 
@@ -148,7 +169,8 @@ class _Explorer:
         self.reach = Reach({found.cls: found for found in classes})
         self.seen: set[tuple[FunctionType, type | None]] = set()
         self.plain: dict[type, list[Any]] = {}
-        self.unresolved: set[str] = set()
+        self.unresolved: dict[str, set[Run]] = {}
+        self.running: Run | None = None
 
     def run(self) -> Reach:
         for found in self.reach.classes.values():
@@ -163,6 +185,8 @@ class _Explorer:
                     attribute = inspect.getattr_static(cls, name, None)
                     for function in underlying_functions(attribute):
                         self._function(Context(function, cls, objects), "")
+                        callers = self.reach.callers.setdefault((function, cls), set())
+                        callers |= self.unresolved[name]
         return self.reach
 
     def _method(self, found: ReachedClass, name: str) -> None:
@@ -183,9 +207,17 @@ class _Explorer:
     def _function(self, context: Context, path: str) -> None:
         function = context.function
         key = (function, context.owner)
+        if self.running is not None:
+            self.reach.callers.setdefault(key, set()).add(self.running)
         if key in self.seen:
             return
         self.seen.add(key)
+        outer, self.running = self.running, key
+        self._look_into(context, path)
+        self.running = outer
+
+    def _look_into(self, context: Context, path: str) -> None:
+        function = context.function
         if is_foreign(function.__code__.co_filename):
             inner = [f for _, f in wrapped_functions(function)]
             if inner:
@@ -198,6 +230,7 @@ class _Explorer:
         except NoSourceError as error:
             self.reach.skipped.append(Skipped(path or function.__qualname__, str(error)))
             return
+        context = replace(context, class_name=source.class_name)
         findings = find(source.node, context)
         reached = Reached(context, source, findings, path)
         self._note(reached)
@@ -226,7 +259,9 @@ class _Explorer:
                     )
                 return
         if not reference.values and isinstance(reference.node, ast.Attribute):
-            self.unresolved.add(reference.node.attr)
+            self.unresolved.setdefault(reference.node.attr, set()).add(
+                (reached.function, context.owner)
+            )
         for value in reference.values:
             self._value(value, reached)
 
@@ -235,7 +270,7 @@ class _Explorer:
         owner: type | None = None
         objects: tuple[Any, ...] = ()
         if isinstance(value, MethodType) and not isinstance(value.__self__, type):
-            owner, objects = type(value.__self__), (value.__self__,)
+            owner, objects = user_class_of(type(value.__self__)), (value.__self__,)
             if owner in self.reach.classes:
                 self._method(self.reach.classes[owner], value.__name__)
                 return

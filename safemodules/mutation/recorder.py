@@ -1,7 +1,25 @@
-"""Watch a run for writes to the state of a model."""
+"""Record, while a model runs, which line made each node of the graph and which line wrote.
 
+NOTE [ A light recorder ]: a function mode sees every operation with the Python frame at
+hand, and costs little; saved-tensor hooks would switch torch's own version check off. So
+nothing is hooked: each node of the autograd graph gets a note in its ``metadata`` (which
+lives and dies with the node) of the line that made it and of the storages and versions it
+was given. Nothing keeps a tensor or a module alive. A write is whatever moves the version
+of an argument, so no table of in-place names is needed. Writes are listed by storage; a
+storage that a node has saved is alive, so its identity is its own since that node's time.
+
+NOTE [ Functions are noted by number ]: ``Function.apply`` is C++ that no function mode sees.
+The node is made just before ``forward`` runs, so the first operation inside the ``forward``
+finds the node's sequence number one below the next free one, and the line of the call in
+the frame below.
+"""
+
+import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +27,338 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from safemodules.mutation.operators import flagged_functions, function_twins, method_kind
-from safemodules.mutation.resolution import is_foreign
+from safemodules.mutation import internals
+from safemodules.mutation.frames import Where, function_frame, locate, locate_from
+from safemodules.mutation.operations import (
+    Call,
+    Operand,
+    Operation,
+    Write,
+    describe,
+    storage_of,
+    tensors_in,
+    undeclared_writes,
+    version_of,
+)
+
+__all__ = ["Recorder", "StateWrite", "note_of", "record_state_writes", "state_tensors"]
+
+_KEY = "safemodules"
+_WRITES_PER_STORAGE = 1024
+_WRITES = 1 << 17
+_APPLICATIONS = 1 << 14
+_REGIONS = 256
+# Readers of a property, a size or a truth value: they make no node that saves anything.
+_SILENT = frozenset({"__get__", "__len__", "__repr__", "__bool__", "dim", "size"})
+_BACKWARD = frozenset({"backward", "grad"})
+_PLAIN = frozenset({Tensor, nn.Parameter})
+_times = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A backward that ran.
+
+    Attributes:
+        where: the line that called it.
+        time: its number among operations.
+        outputs: the tensors it started from, where it raised.
+    """
+
+    where: Where
+    time: int
+    outputs: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An operation that raised.
+
+    Attributes:
+        operation: the operation.
+        error: what it raised.
+        made: what had made its first input, if that was recorded.
+    """
+
+    operation: Operation
+    error: BaseException
+    made: Operation | None
+
+
+def note_of(node: Any) -> Operation | None:
+    """What was recorded of a node."""
+    note = node.metadata.get(_KEY)
+    return note if isinstance(note, Operation) else None
+
+
+class Recorder(TorchFunctionMode):
+    """Records operations while it is active.
+
+    Attributes:
+        writes: writes by storage, oldest first; bounded.
+        applied: applications of autograd Functions, by the sequence number of their node.
+        regions: checkpointed regions that ran, the last ones.
+        backwards: backwards that ran, the last ones.
+        raised: backwards that raised, innermost first.
+        failure: the last operation that raised.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: OrderedDict[int, list[Write]] = OrderedDict()
+        self.applied: OrderedDict[int, Operation] = OrderedDict()
+        self.regions: deque[Where] = deque(maxlen=_REGIONS)
+        self.backwards: deque[Backward] = deque(maxlen=_REGIONS)
+        self.raised: list[Backward] = []
+        self.failure: Failure | None = None
+        self._thread = 0
+        self._count = 0
+        self._number = -1
+        self._compiled = internals.CompiledCalls(self._enter_compiled, self._leave_compiled)
+
+    def __enter__(self) -> "Recorder":
+        self._thread = threading.get_ident()
+        self._compiled.install()
+        try:
+            super().__enter__()
+        except BaseException:
+            self._compiled.remove()
+            raise
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        try:
+            super().__exit__(*exception)
+        finally:
+            self._compiled.remove()
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in _SILENT:
+            return func(*args, **kwargs)
+        self._compiled.install()
+        if name in _BACKWARD:
+            return self._backward(func, args, kwargs)
+        plain = _PLAIN.issuperset(types)
+        given = list(_versions(tensors_in([*args, *kwargs.values()]), plain))
+        try:
+            result = func(*args, **kwargs)
+        except RuntimeError as error:
+            with _unwrapped(plain):
+                self._failed(name, args, kwargs, error)
+            raise
+        with _unwrapped(plain):
+            self._record(name, func, args, kwargs, result, given)
+        return result
+
+    # -- operations ----------------------------------------------------------------------
+
+    def _record(
+        self,
+        name: str,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        result: Any,
+        given: list[tuple[Tensor, int]],
+    ) -> None:
+        written = [tensor for tensor, version in given if version_of(tensor) != version]
+        hidden = list(_hidden(name, func, args, kwargs))
+        if torch.is_grad_enabled():
+            made = list(_unnoted([*tensors_in((result,)), *written]))
+        else:
+            made = []
+            self._note_function()
+        if not (made or written or hidden):
+            return
+        operation = self._operation(name, func, args, kwargs, made, written)
+        for node, _ in made:
+            node.metadata[_KEY] = operation
+        if operation.hooked and operation.where.checkpointed:
+            self.regions.append(operation.where)
+        recording = torch.is_grad_enabled()
+        for tensor in written:
+            self._write(Write(operation, describe(tensor), recording))
+        for tensor in hidden:
+            self._write(Write(operation, describe(tensor), recording, declared=False))
+
+    def _operation(
+        self,
+        name: str,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        made: list[tuple[Any, Tensor]],
+        written: list[Tensor],
+    ) -> Operation:
+        hooked = bool(made) and internals.saved_tensor_hooks_active()
+        described: dict[int, Operand] = {}
+
+        def operand(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                if id(value) not in described:
+                    described[id(value)] = describe(value, token=hooked)
+                return described[id(value)]
+            if type(value) in (list, tuple):
+                return type(value)(map(operand, value))
+            return value
+
+        inputs = tuple(map(operand, tensors_in([*args, *kwargs.values()])))
+        outputs = tuple(operand(tensor) for _, tensor in made)
+        # NOTE [ Writes to views ]: the node of such a write hides inside a `CopySlices`, and
+        # hooks hide what a node saved. What was saved is found by repeating the call.
+        call = None
+        if hooked or any(tensor._is_view() for tensor in written if tensor.requires_grad):
+            call = Call(func, tuple(map(operand, args)), {k: operand(v) for k, v in kwargs.items()})
+        if written and func in internals.flag_functions() and not name.endswith("_"):
+            name += "_"  # a flag makes it so
+        return Operation(name, locate(4), next(_times), inputs, outputs, hooked, call)
+
+    def _write(self, write: Write) -> None:
+        storage = write.target.storage
+        writes = self.writes.setdefault(storage, [])
+        writes.append(write)
+        self.writes.move_to_end(storage)
+        self._count += 1
+        if len(writes) > _WRITES_PER_STORAGE:
+            del writes[: _WRITES_PER_STORAGE // 2]
+            self._count -= _WRITES_PER_STORAGE // 2
+        while self._count > _WRITES:
+            _, oldest = self.writes.popitem(last=False)
+            self._count -= len(oldest)
+
+    def _note_function(self) -> None:
+        """Note the autograd Function whose ``forward`` runs, if one does and it is new."""
+        number = internals.next_sequence_number()
+        if number == self._number:
+            return  # no node was made since the last look
+        self._number = number
+        frame = function_frame(sys._getframe(3))
+        if frame is not None:
+            where = locate_from(frame)
+            self.applied[number - 1] = Operation("a custom Function", where, next(_times))
+            if where.checkpointed:
+                self.regions.append(where)
+            if len(self.applied) > _APPLICATIONS:
+                self.applied.popitem(last=False)
+
+    # -- errors and backwards ------------------------------------------------------------
+
+    def _failed(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], error: RuntimeError
+    ) -> None:
+        inputs = list(tensors_in([*args, *kwargs.values()]))
+        described = tuple(map(describe, inputs))
+        operation = Operation(name, locate(3), next(_times), described)
+        self.failure = Failure(operation, error, _maker(inputs[0]) if inputs else None)
+
+    def _backward(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a backward with the recorder active in the hooks and Functions that it runs."""
+        time, where = next(_times), locate(3)
+
+        def run(engine: Any, outputs: Any, *rest: Any, **options: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return engine(outputs, *rest, **options)
+            try:
+                if self._compiled.seen:  # a backward that is compiled late must not see us
+                    return engine(outputs, *rest, **options)
+                with self:
+                    return engine(outputs, *rest, **options)
+            except RuntimeError:
+                self.raised.append(Backward(where, time, tuple(outputs)))
+                raise
+
+        with internals.engine_wrapped(run):
+            result = func(*args, **kwargs)
+        self.backwards.append(Backward(where, time))
+        return result
+
+    # -- compiled regions ----------------------------------------------------------------
+
+    def _enter_compiled(self) -> Any:
+        return internals.leave_mode(self)
+
+    def _leave_compiled(self, stack: Any, name: str, frame: Any) -> None:
+        internals.restore_modes(stack)
+        made = list(_unnoted(tensors_in((frame.f_locals.get("result"),))))
+        if made and torch.is_grad_enabled():
+            operation = Operation(name, locate_from(frame), next(_times))
+            for node, _ in made:
+                node.metadata[_KEY] = operation
+
+    def modules(self) -> list[nn.Module]:
+        """Outermost modules in which anything was written."""
+        roots = (w.operation.where.root for writes in self.writes.values() for w in writes)
+        return list({id(root): root for root in roots if root is not None}.values())
+
+    def forget(self) -> None:
+        """Let go of everything that was recorded."""
+        self.writes.clear()
+        self.applied.clear()
+        self.raised.clear()
+        self.failure = None
+        self._count = 0
+
+
+@contextmanager
+def _unwrapped(plain: bool) -> Iterator[None]:
+    """Read tensors of subclasses as tensors, without running the subclass's code."""
+    if plain:
+        yield
+    else:
+        with torch._C.DisableTorchFunctionSubclass():
+            yield
+
+
+def _versions(tensors: Iterable[Tensor], plain: bool) -> Iterator[tuple[Tensor, int]]:
+    with _unwrapped(plain):
+        for tensor in tensors:
+            if not tensor.is_inference():
+                yield tensor, tensor._version
+
+
+def _hidden(
+    name: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[Tensor]:
+    """Tensors that are overwritten without moving a version."""
+    if name == "__set__":
+        if getattr(func, "__self__", None) is internals.DATA and isinstance(args[1], Tensor):
+            yield args[0]  # a leaf that a node has saved is read again from here
+    else:
+        yield from undeclared_writes(func, tuple(args), dict(kwargs))
+
+
+def _unnoted(tensors: Iterable[Tensor]) -> Iterator[tuple[Any, Tensor]]:
+    """Nodes of tensors that have no note yet."""
+    for tensor in tensors:
+        if not tensor.requires_grad:
+            continue
+        for made in (tensor, tensor._base):
+            try:
+                node = None if made is None else made.grad_fn
+            except RuntimeError:  # a view that was written where autograd cannot follow
+                continue
+            if node is not None and _KEY not in node.metadata:
+                yield node, tensor
+
+
+def _maker(tensor: Tensor) -> Operation | None:
+    """What made a tensor, if that was recorded."""
+    try:
+        node = tensor.grad_fn
+    except RuntimeError:  # a view that was written where autograd cannot follow
+        node = None
+    base = tensor._base
+    if node is None and base is not None:
+        return _maker(base)
+    return note_of(node) if node is not None else None
 
 
 @dataclass(frozen=True)
@@ -43,59 +391,6 @@ def state_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                             yield f"{prefix}{name}[{index}]", entry
 
 
-class _WriteMode(TorchFunctionMode):
-    def __init__(self, names: Mapping[int, str]) -> None:
-        super().__init__()
-        self.names = names
-        self.writes: list[StateWrite] = []
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        for target in _written(func, args, kwargs or {}):
-            if isinstance(target, Tensor) and target.layout is torch.strided:
-                name = self.names.get(target.untyped_storage().data_ptr())
-                if name is not None:
-                    self.writes.append(StateWrite(*_user_line(), name))
-        return func(*args, **(kwargs or {}))
-
-
-def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
-    name = getattr(func, "__name__", "")
-    first = args[0] if args else kwargs.get("input")
-    augmented = name.startswith("__i") and name.endswith("__") and name not in _NOT_AUGMENTED
-    if name == "__setitem__" or augmented or method_kind(name) is not None:
-        yield first
-    elif func in function_twins() or (func in flagged_functions() and _flag(func, args, kwargs)):
-        yield first
-    if "out" in kwargs:
-        out = kwargs["out"]
-        yield from out if isinstance(out, tuple | list) else (out,)
-
-
-_NOT_AUGMENTED = frozenset({"__index__", "__int__", "__invert__", "__iter__", "__init__"})
-
-
-def _flag(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    position = flagged_functions()[func]
-    return bool(args[position] if len(args) > position else kwargs.get("inplace", False))
-
-
-def _user_line() -> tuple[str, int]:
-    """File and line of the innermost frame outside torch and this file."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None:
-        filename = frame.f_code.co_filename
-        if filename != __file__ and not is_foreign(filename):
-            break
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
-
-
 def record_state_writes(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[StateWrite]:
@@ -103,15 +398,17 @@ def record_state_writes(
 
     The caller preserves the state; an exception of the forward ends the list.
     """
-    names = {
-        tensor.untyped_storage().data_ptr(): name
-        for name, tensor in state_tensors(model)
-        if tensor.layout is torch.strided and tensor.numel()
-    }
-    mode = _WriteMode(names)
+    names = {storage_of(tensor): name for name, tensor in state_tensors(model)}
+    names.pop(0, None)
+    recorder = Recorder()
     try:
-        with torch.no_grad(), mode:
+        with torch.no_grad(), recorder:
             model(*args, **kwargs)
     except Exception:  # the comparison has reported it already
         pass
-    return mode.writes
+    return [
+        StateWrite(write.operation.where.line.filename, write.operation.where.line.lineno, names[storage])
+        for storage, writes in recorder.writes.items()
+        if storage in names
+        for write in writes
+    ]

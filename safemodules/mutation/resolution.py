@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from safemodules.mutation.internals import USER_CLASS
 from safemodules.mutation.scopes import Scope
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -51,12 +52,13 @@ class Context:
         function: the running function.
         owner: the class of the first argument, or ``None`` for a plain function.
         objects: the living objects of that class, whose attributes tell what it calls.
-        self_name: name of the first argument, or ``None``.
+        class_name: the class whose body holds the text, which mangles private names.
     """
 
     function: FunctionType
     owner: type | None = None
     objects: Sequence[Any] = field(default=())
+    class_name: str | None = None
 
     @property
     def self_name(self) -> str | None:
@@ -73,7 +75,21 @@ def static_attribute(value: Any, name: str) -> Any:
         for table in ("_parameters", "_buffers", "_modules"):
             if name in value.__dict__.get(table, {}):
                 return value.__dict__[table][name]
+        return _attribute_of_user(value, name)
     return inspect.getattr_static(value, name, _MISSING)
+
+
+def _attribute_of_user(module: nn.Module, name: str) -> Any:
+    """An attribute of a module, past the methods that an earlier conversion has edited."""
+    found = next(
+        (
+            vars(base)[name]
+            for base in type(module).__mro__
+            if name in vars(base) and USER_CLASS not in vars(base)
+        ),
+        _MISSING,
+    )
+    return found if isinstance(found, property) else module.__dict__.get(name, found)
 
 
 def resolve(expression: ast.expr, scope: Scope, context: Context) -> list[Any]:
@@ -84,14 +100,28 @@ def resolve(expression: ast.expr, scope: Scope, context: Context) -> list[Any]:
     if isinstance(expression, ast.Name):
         return _resolve_name(expression.id, scope, context)
     if isinstance(expression, ast.Attribute):
+        name = mangled(expression.attr, context.class_name)
         if isinstance(expression.value, ast.Name) and is_self(expression.value.id, scope, context):
-            return own_attribute(expression.attr, context)
+            return own_attribute(name, context)
         found = [
-            _bound(static_attribute(value, expression.attr), value)
+            _bound(static_attribute(value, name), value)
             for value in resolve(expression.value, scope, context)
         ]
         return _distinct(value for value in found if value is not _MISSING)
     return []
+
+
+def mangled(name: str, class_name: str | None) -> str:
+    """A private name as the class body that holds it spells it.
+
+    Example:
+        >>> mangled("__state", "_Net"), mangled("__dict__", "Net")
+        ('_Net__state', '__dict__')
+    """
+    if class_name is None or not name.startswith("__") or name.endswith("__"):
+        return name
+    stripped = class_name.lstrip("_")
+    return f"_{stripped}{name}" if stripped else name
 
 
 def _bound(attribute: Any, holder: Any) -> Any:

@@ -1,58 +1,49 @@
-"""Classes whose methods are compiled from edited text, swapped onto living modules.
+"""Classes whose methods are compiled from edited text.
 
 NOTE [ Class swap ]: a converted module is the same object with a generated subclass of its
-own class, which carries the edited methods and the name of the original. Under a
-parametrization, whose class is made per module, our class goes between that and the user's:
-the bases of the parametrized class are assigned, so that removing the parametrization
-leaves the converted class, and reverting leaves the parametrization.
-
-NOTE [ Pickling ]: a generated class cannot be imported, so an object reduces to its original
-class and a :class:`Recipe`: the edits with a digest of the text they belong to. A process
-that unpickles makes the class again; where the text has changed since, the original class is
-used, which computes the same, and a warning says so.
+own class, which carries the edited methods and the name of the original. The class is made
+without asking the user's metaclass or ``__init_subclass__``: registries must not see it.
+How it gets onto a living module stands in ``rewriting/swapping.py``, how it is pickled in
+NOTE [ Pickling ] in ``rewriting/recipes.py``.
 """
 
-import hashlib
-import importlib
+import abc
+import copyreg
+import functools
 import inspect
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import CellType, FunctionType
 from typing import Any
 
-from torch import nn
-
-from safemodules.errors import ConversionError, RevertError, SourceError
+from safemodules.errors import ConversionError, SourceError
+from safemodules.mutation.internals import USER_CLASS
 from safemodules.mutation.reach import next_in_mro, underlying_functions, wrapped_functions
 from safemodules.mutation.resolution import is_foreign
-from safemodules.mutation.source import FunctionSource, SourceFile, load_file, source_of
-from safemodules.rewriting.edits import Edit
+from safemodules.mutation.source import FunctionSource, source_of
 from safemodules.rewriting.functions import EditedFile, cell, helper_names, rebuild
-from safemodules.rewriting.templates import PREFIX
+from safemodules.rewriting.recipes import Recipe, digest, find_function, load_edits, make_recipe
 from safemodules.rewriting.runtime import helper, make_twin
+from safemodules.rewriting.templates import PREFIX
+
+# What `inspect`, `typing` and `dataclasses` read from a class itself, not through its bases.
+_COPIED = (
+    "__annotate_func__",
+    "__annotations__",
+    "__firstlineno__",
+    "__orig_bases__",
+    "__static_attributes__",
+    "__type_params__",
+)
+
+Functions = Mapping[Callable[..., Any], Callable[..., Any]]
 
 
 class ConversionWarning(UserWarning):
-    """Something could not be converted again and runs as the original."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """All that is needed to make the classes of a conversion again in another process.
-
-    Attributes:
-        token: names the conversion.
-        files: (module name, digest of the text, edits) per edited file.
-        methods: importable name of a class -> names of its methods that were reached.
-        functions: importable names of plain functions that were edited.
-    """
-
-    token: str
-    files: tuple[tuple[str, str, tuple[Edit, ...]], ...]
-    methods: tuple[tuple[str, tuple[str, ...]], ...]
-    functions: tuple[str, ...]
+    """Something is left as it was: nothing was found, or it could not be converted."""
 
 
 class Converted:
@@ -65,15 +56,17 @@ class Converted:
     _safemodules_rewriting: "Rewriting"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        if "_safemodules_rewriting" not in vars(cls):  # a class derived from a generated one
+        if not _is_ours(cls):  # a class that the user derives from a generated one
             super().__init_subclass__(**kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        reduced = super().__reduce_ex__(protocol)
         generated = generated_class(type(self))
-        if not isinstance(reduced, tuple) or generated is None:
-            return reduced
+        assert generated is not None
         user = generated._safemodules_user_class
+        reducer = copyreg.dispatch_table.get(user)
+        reduced = super().__reduce_ex__(protocol) if reducer is None else reducer(self)  # type: ignore[arg-type]
+        if not isinstance(reduced, tuple):  # the name of a global
+            return reduced
         make, args, *rest = reduced
         make = user if make is generated else make
         args = tuple(user if argument is generated else argument for argument in args)
@@ -82,9 +75,13 @@ class Converted:
     def __prepare_scriptable__(self) -> Any:
         raise ConversionError(
             f"{type(self).__name__} was converted, and TorchScript cannot compile its edited "
-            "methods. Call safemodules.revert_model(model) first, or use torch.export or "
-            "torch.compile, which work on converted models."
+            "methods. Call safemodules.revert_model(model) first, or use torch.export, "
+            "torch.compile or torch.jit.trace, which work on converted models."
         )
+
+
+def _is_ours(cls: type) -> bool:
+    return "_safemodules_rewriting" in vars(cls) or "_safemodules_parametrized" in vars(cls)
 
 
 def generated_class(cls: type) -> type[Converted] | None:
@@ -95,12 +92,38 @@ def generated_class(cls: type) -> type[Converted] | None:
     return None
 
 
+def rewriting_of(cls: type) -> "Rewriting | None":
+    """The conversion that made the generated class among the bases of a class, if any."""
+    generated = generated_class(cls)
+    return None if generated is None else generated._safemodules_rewriting
+
+
+def make_class(meta: type, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
+    """Make a class without running what a user's metaclass does when one is made."""
+    if issubclass(meta, abc.ABCMeta):  # keeps its registry in every class
+        return abc.ABCMeta.__new__(meta, name, bases, namespace)
+    return type.__new__(meta, name, bases, namespace)
+
+
 def _remake(recipe: Recipe, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     made = make(*args)
     rewriting = Rewriting.of(recipe)
-    if rewriting is not None:
+    if rewriting is None or generated_class(type(made)) is not None:
+        return made
+    try:
         made.__class__ = rewriting.class_for(type(made))
+    except SourceError as error:
+        _warn_of_original(error)
     return made
+
+
+def _warn_of_original(error: Exception) -> None:
+    warnings.warn(
+        f"a converted model was loaded with the methods of its original, which compute the same: "
+        f"{error}. Call safemodules.revert_model(model) and convert it again.",
+        ConversionWarning,
+        stacklevel=4,
+    )
 
 
 def class_name(cls: type) -> str:
@@ -128,15 +151,16 @@ class Rewriting:
     classes: dict[type, type[Converted]] = field(default_factory=dict)
     cells: dict[str, CellType] = field(default_factory=dict)
     twins: dict[Callable[..., Any], Callable[..., Any]] = field(default_factory=dict)
+    extensions: dict[str, "Rewriting"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        twin = cell(make_twin(self.twins))
+        builder = _Builder(self, None, self.twins)
         for function in self.functions:
-            self.twins[function] = self._edited(function, None, twin)
+            builder.enter(function)
 
     @classmethod
     def new(cls, **parts: Any) -> "Rewriting":
-        """Make the code of a new conversion, and remember it by its token."""
+        """Make the code of a new conversion, and remember it by its token while it lives."""
         made = cls(token=uuid.uuid4().hex, **parts)
         _rewritings[made.token] = made
         return made
@@ -144,145 +168,176 @@ class Rewriting:
     @classmethod
     def of(cls, recipe: Recipe) -> "Rewriting | None":
         """The code of a recipe: known to this process already, or made again."""
-        if recipe.token not in _rewritings:
-            made = _from_recipe(recipe)
-            if made is None:
-                return None
-            _rewritings[recipe.token] = made
-        return _rewritings[recipe.token]
+        known = _rewritings.get(recipe.token)
+        if known is None and recipe not in _impossible:
+            known = _from_recipe(recipe)
+            if known is None:
+                _impossible.add(recipe)
+            else:
+                known = _rewritings.setdefault(recipe.token, known)
+        return known
 
-    @property
+    @functools.cached_property
     def recipe(self) -> Recipe:
         """What another process needs to make this again."""
-        return Recipe(
-            self.token,
-            tuple(
-                (self.modules[name], _digest(file.original), file.edits)
-                for name, file in self.files.items()
-            ),
-            tuple(self.methods.items()),
-            tuple(
-                f"{f.__module__}:{f.__qualname__}"
-                for f in self.functions
-                if "<locals>" not in f.__qualname__
-            ),
-        )
+        return make_recipe(self.token, self.files, self.modules, self.methods, self.functions)
 
     def class_for(self, user: type) -> type:
-        """The generated class for a user's class; the class itself if nothing in it is edited."""
+        """The generated class for a user's class; the class itself if nothing in it is edited.
+
+        Raises:
+            SourceError: the text of a method is not the text of what runs.
+            TypeError: the class does not allow subclasses.
+        """
         names = self.methods.get(class_name(user), ())
         if not names:
             return user
         if user not in self.classes:
-            self.classes[user] = self._generate(user, names)
+            self.classes[user] = _Builder(self, user, dict(self.twins)).generate(names)
         return self.classes[user]
 
-    # -- making code --------------------------------------------------------------------
+    def holds(self, filename: str, start: int, end: int) -> bool:
+        """Whether a span of a file was replaced."""
+        file = self.files.get(filename)
+        return file is not None and any((e.start, e.end) == (start, end) for e in file.edits)
 
-    def _source(self, function: FunctionType) -> FunctionSource | None:
-        """The source of a function that is edited, else ``None``."""
-        file = self.files.get(function.__code__.co_filename)
-        if file is None:
-            return None
-        first = function.__code__.co_firstlineno
-        lines = file.original.line_starts
-        if not any(lines[first - 1] <= edit.start for edit in file.edits):
-            return None
-        source = source_of(function)
-        return source if file.holds(source) else None
+    def extending(self, other: "Rewriting | None") -> "Rewriting":
+        """This code and that of an earlier conversion together."""
+        if other is None or other is self:
+            return self
+        if other.token not in self.extensions:
+            self.extensions[other.token] = Rewriting.new(
+                files={**other.files, **self.files, **self._files_of_both(other)},
+                modules={**other.modules, **self.modules},
+                methods={
+                    name: tuple(sorted({*other.methods.get(name, ()), *self.methods.get(name, ())}))
+                    for name in {**other.methods, **self.methods}
+                },
+                functions=tuple(dict.fromkeys((*other.functions, *self.functions))),
+            )
+        return self.extensions[other.token]
 
-    def _generate(self, user: type, names: tuple[str, ...]) -> type[Converted]:
-        table = dict(self.twins)
-        twin = cell(make_twin(table))
+    def _files_of_both(self, other: "Rewriting") -> dict[str, EditedFile]:
+        found = {}
+        for name in self.files.keys() & other.files.keys():
+            mine, theirs = self.files[name], other.files[name]
+            if digest(mine.original) == digest(theirs.original):
+                found[name] = EditedFile.make(mine.original, (*mine.edits, *theirs.edits))
+        return found
+
+
+# Rewritings live as long as a class or a plan that they made.
+_rewritings: weakref.WeakValueDictionary[str, Rewriting] = weakref.WeakValueDictionary()
+_impossible: weakref.WeakSet[Recipe] = weakref.WeakSet()
+
+
+class _Builder:
+    """Makes the edited functions of a conversion, as one class (or no class) runs them.
+
+    Attributes:
+        user: the class whose methods are made; ``None`` for plain functions.
+        table: original -> edited function; it is what the code looks its callees up in.
+    """
+
+    def __init__(
+        self,
+        rewriting: Rewriting,
+        user: type | None,
+        table: dict[Callable[..., Any], Callable[..., Any]],
+    ) -> None:
+        self.rewriting, self.user, self.table = rewriting, user, table
+        self.lookup = make_twin(table)
+        self.twin = cell(self.lookup)
+        self.entered: set[FunctionType] = set()
+
+    def generate(self, names: Iterable[str]) -> type[Converted]:
+        """The class with the edited methods."""
+        user = self.user
+        assert user is not None
         for base in user.__mro__:  # for explicit `Base.forward(self, x)` and behind decorators
             for attribute in vars(base).values():
                 for function in underlying_functions(attribute):
-                    self._twins_of(function, user, twin, table)
-        namespace: dict[str, Any] = {
+                    self.enter(function)
+        namespace: dict[str, Any] = {name: vars(user)[name] for name in _COPIED if name in vars(user)}
+        namespace |= {
             "__slots__": (),
             "__module__": user.__module__,
             "__qualname__": user.__qualname__,
             "__doc__": user.__doc__,
-            "_safemodules_user_class": user,
-            "_safemodules_rewriting": self,
+            USER_CLASS: user,
+            "_safemodules_rewriting": self.rewriting,
         }
         for name in names:
             attribute = inspect.getattr_static(user, name, None)
-            edited = _map_functions(attribute, lambda f: self._edited(f, user, twin, table))
+            edited = _map_functions(attribute, self.edited)
             if edited is not attribute:
                 namespace[name] = edited
-        return type(user)(user.__name__, (Converted, user), namespace)
+        return make_class(type(user), user.__name__, (Converted, user), namespace)
 
-    def _twins_of(
-        self,
-        function: FunctionType,
-        user: type,
-        twin: CellType,
-        table: dict[Callable[..., Any], Callable[..., Any]],
-    ) -> None:
-        """Enter the edited form of a function, and of those in its closure, into a table."""
+    def enter(self, function: FunctionType) -> None:
+        """Enter the edited form of a function, and of those in its closure, into the table."""
+        if function in self.entered:
+            return
+        self.entered.add(function)
         for _, inner in wrapped_functions(function):
-            if inner not in table and inner is not function:
-                self._twins_of(inner, user, twin, table)
-        edited = self._edited(function, user, twin, table)
+            self.enter(inner)
+        edited = self.edited(function)
         if edited is not function:
-            table[function] = edited
+            self.table[function] = edited
 
-    def _edited(
-        self,
-        function: FunctionType,
-        user: type | None,
-        twin: CellType,
-        table: Mapping[Callable[..., Any], Callable[..., Any]] = {},
-    ) -> FunctionType:
+    def edited(self, function: FunctionType) -> FunctionType:
         """A function compiled from edited text; the function itself if it has no edit."""
+        known = self.table.get(function)
+        if known is not None:
+            assert isinstance(known, FunctionType)
+            return known
         if is_foreign(function.__code__.co_filename):
-            return _with_inner(function, table)
+            return self._with_inner(function)
         source = self._source(function)
         if source is None:
             return function
-        file = self.files[function.__code__.co_filename]
-        code = file.code(source)
-        names = helper_names(code)
-        cells = {f"{PREFIX}{name}": self._cell(name, function, user, twin) for name in names}
+        code = self.rewriting.files[function.__code__.co_filename].code(source)
+        cells = {f"{PREFIX}{name}": self._cell(name, function) for name in helper_names(code)}
         return rebuild(function, code, cells)
 
-    def _cell(
-        self, name: str, function: FunctionType, user: type | None, twin: CellType
-    ) -> CellType:
+    def _source(self, function: FunctionType) -> FunctionSource | None:
+        """The source of a function that is edited, else ``None``."""
+        file = self.rewriting.files.get(function.__code__.co_filename)
+        if file is None:
+            return None
+        first = function.__code__.co_firstlineno
+        lines = file.original.line_starts
+        if first > len(lines) or not any(lines[first - 1] <= edit.start for edit in file.edits):
+            return None
+        source = source_of(function)
+        return source if file.holds(source) else None
+
+    def _with_inner(self, function: FunctionType) -> FunctionType:
+        """A wrapper of torch's own (such as ``no_grad``) around edited functions."""
+        own = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        replaced = {
+            name: cell(self.lookup(own[name].cell_contents))
+            for name, inner in wrapped_functions(function)
+            if inner in self.table
+        }
+        return rebuild(function, function.__code__, replaced) if replaced else function
+
+    def _cell(self, name: str, function: FunctionType) -> CellType:
         if name == "twin":
-            return twin
+            return self.twin
         if name.startswith("super_"):
-            assert user is not None
-            return cell(self._super(name[len("super_") :], function, user, twin))
-        if name not in self.cells:
-            self.cells[name] = cell(helper(name))
-        return self.cells[name]
+            return cell(self._super(name[len("super_") :], function))
+        cells = self.rewriting.cells
+        if name not in cells:
+            cells[name] = cell(helper(name))
+        return cells[name]
 
-    def _super(
-        self, name: str, function: FunctionType, user: type, twin: CellType
-    ) -> FunctionType:
-        """What ``super().<name>`` finds from a method of ``user`` or one of its bases."""
-        closure = dict(
-            zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        )
-        target = next_in_mro(user, closure["__class__"].cell_contents, name)
-        return self._edited(target, user, twin)
-
-
-_rewritings: dict[str, Rewriting] = {}
-
-
-def _with_inner(
-    function: FunctionType, table: Mapping[Callable[..., Any], Callable[..., Any]]
-) -> FunctionType:
-    """A wrapper of torch's own (such as ``no_grad``) around edited functions."""
-    replaced = {
-        name: cell(table[inner]) for name, inner in wrapped_functions(function) if inner in table
-    }
-    if not replaced:
-        return function
-    return rebuild(function, function.__code__, replaced)
+    def _super(self, name: str, function: FunctionType) -> FunctionType:
+        """What ``super().<name>`` finds from a method of the class or one of its bases."""
+        assert self.user is not None
+        closure = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        target = next_in_mro(self.user, closure["__class__"].cell_contents, name)
+        return self.edited(target)
 
 
 def _map_functions(attribute: Any, edit: Callable[[FunctionType], FunctionType]) -> Any:
@@ -292,87 +347,42 @@ def _map_functions(attribute: Any, edit: Callable[[FunctionType], FunctionType])
     if isinstance(attribute, staticmethod | classmethod):
         inner = _map_functions(attribute.__func__, edit)
         return attribute if inner is attribute.__func__ else type(attribute)(inner)
+    if isinstance(attribute, functools.partial):
+        inner = _map_functions(attribute.func, edit)
+        if inner is attribute.func:
+            return attribute
+        return type(attribute)(inner, *attribute.args, **attribute.keywords)
     if isinstance(attribute, property) and isinstance(attribute.fget, FunctionType):
         getter = edit(attribute.fget)
         return attribute if getter is attribute.fget else attribute.getter(getter)
+    if isinstance(attribute, functools.cached_property) and isinstance(attribute.func, FunctionType):
+        getter = edit(attribute.func)
+        if getter is attribute.func:
+            return attribute
+        made = type(attribute)(getter)
+        made.__set_name__(type(None), attribute.attrname or getter.__name__)
+        return made
     return attribute
-
-
-def _digest(file: SourceFile) -> str:
-    return hashlib.blake2b(file.data, digest_size=16).hexdigest()
 
 
 def _from_recipe(recipe: Recipe) -> Rewriting | None:
     files, modules = {}, {}
     try:
-        for module_name, digest, edits in recipe.files:
-            module = importlib.import_module(module_name)
-            filename = module.__file__ or ""
-            file = load_file(filename, vars(module))
-            if _digest(file) != digest:
-                raise SourceError(f"{filename} has changed since the model was saved")
-            files[filename], modules[filename] = EditedFile.make(file, edits), module_name
-        functions = tuple(_import(name) for name in recipe.functions)
-        return Rewriting(recipe.token, files, modules, dict(recipe.methods), functions)
-    except (ImportError, AttributeError, SourceError) as error:
-        warnings.warn(
-            f"a converted model was loaded as its original, which computes the same: {error}. "
-            "Convert it again.",
-            ConversionWarning,
-            stacklevel=2,
-        )
+        for edits in recipe.files:
+            file = load_edits(edits)
+            name = file.original.filename
+            files[name], modules[name] = file, edits.module
+        functions = tuple(find_function(name) for name in recipe.functions)
+        made = Rewriting(recipe.token, files, modules, dict(recipe.methods), functions)
+    except (ImportError, SourceError) as error:
+        _warn_of_original(error)
         return None
-
-
-def _import(name: str) -> Any:
-    module_name, _, qualname = name.partition(":")
-    value: Any = importlib.import_module(module_name)
-    for part in qualname.split("."):
-        value = inspect.getattr_static(value, part)
-    return underlying_functions(value)[0]
-
-
-# -- swapping classes of living modules -----------------------------------------------------
-
-
-def _parametrized(module: nn.Module) -> bool:
-    return "parametrizations" in module._modules and type(module).__name__.startswith("Parametrized")
-
-
-def user_class(module: nn.Module) -> type:
-    """The class that a module had before any swap: ours, or that of a parametrization."""
-    cls = type(module)
-    if _parametrized(module):
-        cls = cls.__bases__[0]
-    generated = generated_class(cls)
-    return generated._safemodules_user_class if generated is not None else cls
-
-
-def swap_class(module: nn.Module, cls: type) -> Callable[[], None]:
-    """Give a module another class below its parametrization; returns how to undo that."""
-    parametrized = type(module)
-    if _parametrized(module):
-        bases = parametrized.__bases__
-        parametrized.__bases__ = (cls, *bases[1:])
-        return lambda: setattr(parametrized, "__bases__", bases)
-    object.__setattr__(module, "__class__", cls)
-    return lambda: object.__setattr__(module, "__class__", parametrized)
-
-
-def restore_class(module: nn.Module, path: str) -> Callable[[], None]:
-    """Give a module back the class of its user; returns how to undo that.
-
-    Raises:
-        RevertError: another swap lies above ours.
-    """
-    generated = generated_class(type(module))
-    if generated is None:
-        return lambda: None
-    if type(module) is not generated and not (
-        _parametrized(module) and type(module).__bases__[0] is generated
-    ):
-        raise RevertError(
-            f"{path or 'the model itself'} was given the class {type(module).__name__!r} on top "
-            "of the conversion (by fully_shard, for instance). Undo that first, then revert."
+    if recipe.lost:
+        names = ", ".join(recipe.lost)
+        warnings.warn(
+            f"a converted model was loaded, but these functions of it run as the original's, since "
+            f"no importable name leads to them: {names}. Convert the model again.",
+            ConversionWarning,
+            stacklevel=4,
         )
-    return swap_class(module, generated._safemodules_user_class)
+    return made

@@ -37,11 +37,18 @@ class Edit:
         start: offset of the first byte that is replaced.
         end: offset behind the last byte that is replaced.
         template: what stands there instead.
+        rank: order among insertions at one offset.
     """
 
     start: int
     end: int
     template: tuple[Part, ...]
+    rank: int = 0
+
+    @property
+    def order(self) -> tuple[int, bool, int, int]:
+        """Sort key: by offset; insertions first, then an edit before those inside it."""
+        return self.start, self.start < self.end, -self.end, self.rank
 
 
 def render(data: bytes, edits: Iterable[Edit]) -> str:
@@ -49,7 +56,9 @@ def render(data: bytes, edits: Iterable[Edit]) -> str:
 
     Args:
         data: the file, encoded as UTF-8.
-        edits: edits in any order; one may lie inside a span that another keeps.
+        edits: edits in any order; one may lie inside a span that another keeps. What lies
+            in a span that is not kept is left out with it. An insertion at the edge of
+            another edit stands outside of it.
 
     Returns:
         The edited text, with as many lines as the original.
@@ -59,7 +68,7 @@ def render(data: bytes, edits: Iterable[Edit]) -> str:
         >>> render(b"x += 1\\n", [edit])
         'x = f(x, (1))\\n'
     """
-    ordered = sorted(set(edits), key=lambda edit: (edit.start, -edit.end))
+    ordered = sorted(set(edits), key=lambda edit: edit.order)
     text = _render_span(data, 0, len(data), ordered)
     assert text.count("\n") == data.count(b"\n"), "an edit changed the number of lines"
     return text
@@ -73,6 +82,7 @@ def _render_span(data: bytes, start: int, end: int, edits: Sequence[Edit]) -> st
         edit = edits[index]
         inside = [other for other in edits[index + 1 :] if other.start < edit.end]
         assert position <= edit.start and edit.end <= end, "edits overlap"
+        assert all(_span(other) != _span(edit) for other in inside), "edits overlap"
         pieces.append(data[position : edit.start].decode())
         pieces.append(_render_edit(data, edit, inside))
         position = edit.end
@@ -82,6 +92,7 @@ def _render_span(data: bytes, start: int, end: int, edits: Sequence[Edit]) -> st
 
 
 def _render_edit(data: bytes, edit: Edit, inside: Sequence[Edit]) -> str:
+    assert all(other.end <= edit.end for other in inside), "edits overlap"
     pieces: list[str] = []
     for part in edit.template:
         if isinstance(part, str):
@@ -89,13 +100,24 @@ def _render_edit(data: bytes, edit: Edit, inside: Sequence[Edit]) -> str:
         elif isinstance(part, Breaks):
             pieces.append("\n" * data.count(b"\n", part.start, part.end))
         else:
-            within = [o for o in inside if part.start <= o.start and o.end <= part.end]
+            within = [other for other in inside if _touches(other, part)]
             pieces.append(_render_span(data, part.start, part.end, within))
     text = "".join(pieces)
     missing = data.count(b"\n", edit.start, edit.end) - text.count("\n")
     if missing > 0:  # a template ends in a bracket, before which line breaks are free
         text = text[:-1] + "\n" * missing + text[-1]
     return text
+
+
+def _span(edit: Edit) -> tuple[int, int]:
+    return edit.start, edit.end
+
+
+def _touches(edit: Edit, kept: Kept) -> bool:
+    """Whether an edit changes a span, or inserts something in it or at its edges."""
+    if edit.start == edit.end:
+        return kept.start <= edit.start <= kept.end
+    return edit.start < kept.end and kept.start < edit.end
 
 
 def unified_diff(filename: str, before: str, after: str) -> str:

@@ -52,7 +52,7 @@ class EditedFile:
                 f"{original.filename} uses names with {PREFIX!r}, which stands for the run-time "
                 "helpers of edited code. Rename them to convert its functions."
             )
-        edits = tuple(sorted(set(edits), key=lambda edit: (edit.start, -edit.end)))
+        edits = tuple(sorted(set(edits), key=lambda edit: edit.order))
         text = render(original.data, edits)
         name = f"<safemodules {next(_numbers)} of {original.filename}>"
         # a modification time of None keeps `checkcache` from dropping the entry

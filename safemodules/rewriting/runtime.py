@@ -26,6 +26,7 @@ from safemodules.mutation.operators import (
 )
 
 _OPERANDS = (Tensor, int, float, complex, torch.SymInt, torch.SymFloat)
+_TWINS = dict(function_twins())  # a plain table: the compiler would warn of a cached function
 ValueOfPlace = tuple[Any, Any, Any, bool]
 
 
@@ -103,7 +104,7 @@ def method(name: str) -> Callable[..., Any]:
 
 def function(call: Callable[..., Any], target: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The out-of-place form of ``F.elu_(target, ...)`` or ``torch.relu_(target)``."""
-    twin = function_twins().get(call)
+    twin = _TWINS.get(call)
     if isinstance(target, fx.Proxy) and twin is not None:
         return twin(target, *args, **kwargs)
     if _written_in_place(target):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from safemodules.mutation.finder import FoundSite, Place, has_effects
+from safemodules.mutation.resolution import mangled
 from safemodules.mutation.sites import SiteKind
 from safemodules.mutation.source import SourceFile
 from safemodules.rewriting.edits import Breaks, Edit, Kept, Part
@@ -121,7 +122,7 @@ class Templates:
         name = f"{PREFIX}value_{self.file.start(target)}"
         yield Edit(self.file.start(target), self.file.end(target), (name,))
         store = (f"; {place.root} = {PREFIX}set({name}, ", *holder, ", ", *key, f"); del {name}")
-        yield Edit(end, end, store)
+        yield Edit(end, end, store, rank=self.file.start(target))
 
     def method(self, site: FoundSite, place: Place, class_name: str | None) -> Iterator[Edit]:
         """``h.mul_(v)`` becomes ``(h := _sm_m_mul_(h, v))``."""
@@ -248,19 +249,6 @@ def _binds(node: ast.AST, name: str | None) -> bool:
     return any(
         isinstance(inner, ast.NamedExpr) and inner.target.id == name for inner in ast.walk(node)
     )
-
-
-def mangled(name: str, class_name: str | None) -> str:
-    """A private name as the class body that holds it spells it.
-
-    Example:
-        >>> mangled("__state", "_Net"), mangled("__dict__", "Net")
-        ('_Net__state', '__dict__')
-    """
-    if class_name is None or not name.startswith("__") or name.endswith("__"):
-        return name
-    stripped = class_name.lstrip("_")
-    return f"_{stripped}{name}" if stripped else name
 
 
 Maker = Callable[[Templates, FoundSite, Place, str | None], Iterator[Edit]]

@@ -1,6 +1,7 @@
 """The random number streams of the process."""
 
 import hashlib
+import importlib
 import random
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,11 @@ def _accelerators() -> Iterator[tuple[str, Any]]:
         # Asking an uninitialised device for its state would initialise it.
         if module is not None and getattr(module, "is_initialized", lambda: True)():
             yield name, module
+
+
+def _numpy_random() -> Any:
+    """NumPy's streams, if NumPy is imported; it loads them itself when they are first used."""
+    return importlib.import_module("numpy.random") if "numpy" in sys.modules else None
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class RandomState:
             elif hasattr(module, "get_rng_state"):
                 streams[f"torch.{name}"] = module.get_rng_state()
         streams["python"] = random.getstate()
-        numpy_random = sys.modules.get("numpy.random")
+        numpy_random = _numpy_random()
         if numpy_random is not None:
             streams["numpy"] = numpy_random.get_state()
         return cls(streams)
@@ -102,6 +108,6 @@ def seed_everything(seed: int) -> None:
         seeding = getattr(module, "manual_seed_all", None) or module.manual_seed
         seeding(seed)
     random.seed(seed)
-    numpy_random = sys.modules.get("numpy.random")
+    numpy_random = _numpy_random()
     if numpy_random is not None:
         numpy_random.seed(seed)

@@ -127,7 +127,9 @@ def observe_mode(
             return replace(seen, input_gradients=None, notes=(note,))
     gradient_error = seen.error
     del seen
-    gc.collect()  # a failed run's graph lies in cycles with its exception
+    # A failed run's graph lies in cycles with its exception. They are young; a full
+    # collection takes a second in a large process.
+    gc.collect(2 if is_out_of_memory(first_error.exception) else 1)
     seen = attempt(False, False)
     if seen.error is not None:
         return seen

@@ -1,0 +1,172 @@
+"""What a recorder keeps of an operation: addresses, versions and lines, never a tensor."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from safemodules.mutation.frames import Where
+
+__all__ = ["Call", "Operand", "Operation", "Write", "describe", "storage_of", "tensors_in"]
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """A tensor as an operation saw it.
+
+    Attributes:
+        storage: identity of its storage; 0 where it has none.
+        version: its version after the operation.
+        shape: its sizes.
+        dtype: its dtype.
+        parameter: it is a leaf that requires grad.
+        requires_grad: it requires grad.
+        token: an empty tensor that shares its version counter, where one was asked for.
+    """
+
+    storage: int
+    version: int
+    shape: torch.Size
+    dtype: torch.dtype
+    parameter: bool
+    requires_grad: bool
+    token: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call that can be repeated on tensors without data.
+
+    Attributes:
+        func: the function.
+        args: positional arguments, with an :class:`Operand` for each tensor.
+        kwargs: keyword arguments, likewise.
+    """
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One operation that was recorded.
+
+    Attributes:
+        name: its name, such as ``"sigmoid"`` or ``"add_"``.
+        where: the line and module.
+        time: its number; later operations have larger ones.
+        inputs: tensors it was given.
+        outputs: tensors it returned.
+        hooked: saved-tensor hooks were active, so torch makes no check of its own.
+        call: how to repeat it, where that may be needed.
+    """
+
+    name: str
+    where: Where
+    time: int
+    inputs: tuple[Operand, ...] = ()
+    outputs: tuple[Operand, ...] = ()
+    hooked: bool = False
+    call: Call | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Write:
+    """One write to a storage.
+
+    Attributes:
+        operation: what wrote.
+        target: the tensor afterwards.
+        recording: gradients were on.
+        declared: its version counter was moved; batch norm's statistics move none.
+    """
+
+    operation: Operation
+    target: Operand
+    recording: bool
+    declared: bool = True
+
+
+# NOTE [ Undeclared writes ]: operations that overwrite a tensor without moving its version,
+# and the positions of what they overwrite. Source: the schema of `native_batch_norm` marks no
+# argument as written, although it updates the running statistics in training mode.
+# `instance_norm` is not listed: it updates them by `copy_`, which moves the version.
+_STATISTICS = ("running_mean", "running_var")
+UNDECLARED: dict[Callable[..., Any], tuple[str, ...]] = {
+    F.batch_norm: ("input", *_STATISTICS, "weight", "bias", "training"),
+    torch.batch_norm: ("input", "weight", "bias", *_STATISTICS, "training"),
+    torch.native_batch_norm: ("input", "weight", "bias", *_STATISTICS, "training"),
+}
+
+
+def undeclared_writes(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[Tensor]:
+    """Tensors that an operation overwrites without moving their versions."""
+    names = UNDECLARED.get(func)
+    if names is None:
+        return
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if given.get("training"):
+        yield from (t for t in map(given.get, _STATISTICS) if isinstance(t, Tensor))
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Identity of a tensor's storage, 0 where it has none.
+
+    Not the address of its data: empty tensors and those on ``meta`` all share one.
+    """
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError, AttributeError):  # sparse, functional and so on
+        return 0
+
+
+def version_of(tensor: Tensor) -> int:
+    """A tensor's version, 0 for an inference tensor, which has none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def describe(tensor: Tensor, token: bool = False) -> Operand:
+    """Describe a tensor as it is now.
+
+    Args:
+        tensor: any tensor.
+        token: also follow its version, at no cost in memory.
+    """
+    needs = tensor.requires_grad
+    return Operand(
+        storage_of(tensor),
+        version_of(tensor),
+        tensor.shape,
+        tensor.dtype,
+        needs and tensor.is_leaf,
+        needs,
+        _token(tensor) if token else None,
+    )
+
+
+def _token(tensor: Tensor) -> Tensor | None:
+    """An empty tensor that shares a tensor's version counter."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_inference():
+        return None
+    try:
+        token = tensor.detach()
+        token.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    except (RuntimeError, NotImplementedError):  # sparse, functorch
+        return None
+    return token
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Tensors among values and in lists and tuples among them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from (entry for entry in value if isinstance(entry, Tensor))
+
