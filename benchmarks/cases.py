@@ -50,6 +50,7 @@ class Case:
         factory: Builds the model; its random weights come from the global generators.
         inputs: Makes the arguments of a call from a mode and a seeded generator.
         modes: The modes in which the model can be run.
+        gradients: The modes in which it can be differentiated.
         input_grads: Whether the gradients of the float inputs are compared too.
         note: What is special about the case, for the table.
     """
@@ -58,6 +59,7 @@ class Case:
     factory: Callable[[], nn.Module]
     inputs: Inputs
     modes: tuple[Mode, ...] = MODES
+    gradients: tuple[Mode, ...] = MODES
     input_grads: bool = True
     note: str = ""
 
@@ -130,7 +132,9 @@ def disperse_constant_parameters(model: nn.Module) -> None:
                 bool((part == flat[0]).all()) for part in (flat[:8], flat)
             )
             if parameter.is_floating_point() and constant:
-                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+                noise = torch.randn_like(parameter)
+                # One negative bias before a final ReLU would leave nothing to differentiate.
+                parameter.add_(noise if len(flat) > 1 else noise.abs(), alpha=0.1)
 
 
 @cache

@@ -159,7 +159,7 @@ def compare(case: Case, converter: Converter, *, with_inputs: bool = True) -> Ou
         convert_seconds=seconds,
         pass_seconds=sum(r.seconds for r in [*before.values(), *after.values()]),
         parameters=sum(p.numel() for p in model.parameters()),
-        informative=min((r.informative for r in before.values()), default=1.0),
+        informative=min(r.informative for r in before.values()),
     )
 
 
@@ -187,14 +187,14 @@ def check_repeatable(case: Case) -> Outcome:
         differences=_shorten(differences),
         pass_seconds=sum(r.seconds for r in [*first.values(), *second.values()]),
         parameters=sum(p.numel() for p in model.parameters()),
-        informative=min((r.informative for r in first.values()), default=1.0),
+        informative=min(r.informative for r in first.values()),
     )
 
 
 def _run_modes(model: nn.Module, case: Case, state: BufferSnapshot) -> dict[Mode, Record]:
     records: dict[Mode, Record] = {}
     for mode in case.modes:
-        records[mode] = run(model, case, mode)
+        records[mode] = run(model, case, mode, backward=mode in case.gradients)
         state.restore()
     return records
 

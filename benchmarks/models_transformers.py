@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 
-from benchmarks.cases import Call, Case, Inputs, Mode, tokens
+from benchmarks.cases import MODES, Call, Case, Inputs, Mode, tokens
 from benchmarks.transformers_mixed import AUDIO, MULTIMODAL
 from benchmarks.transformers_text import (
     AUTOENCODING,
@@ -56,6 +56,8 @@ def _case(name: str, auto: str, config: dict[str, Any], inputs: Callable[..., Ca
         name=f"transformers/{name}",
         factory=partial(_build, settings.get("Type", name), settings.get("Class", auto), config),
         inputs=kind,
+        gradients=settings.get("Gradients", MODES),
+        input_grads=settings.get("InputGradients", True),
     )
 
 

@@ -36,7 +36,7 @@ class Record:
     entries: dict[str, str] = field(default_factory=dict)
     values: dict[str, Tensor] = field(default_factory=dict)
     seconds: float = 0.0
-    informative: float = 0.0
+    informative: float = 1.0
 
 
 class BufferSnapshot:

@@ -2,7 +2,7 @@
 
 Keys that start with a capital letter are settings of the case: ``Type`` (the model type where
 the row has another name), ``Class`` (an auto class), ``Without`` (common names that the
-configuration does not take), ``Length``, ``Inputs``.
+configuration does not take), ``Length``, ``Inputs``, ``Gradients``, ``InputGradients``.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ AUTOENCODING: Table = {
         "lsh_attn_chunk_length": 4,
         "local_attn_chunk_length": 4,
         "Length": 32,
+        "Gradients": ("train",),  # refuses a backward in eval mode
     },
     "rembert": {},
     "roberta": {},

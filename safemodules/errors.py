@@ -59,4 +59,4 @@ class PrecisionError(SafeModulesError, ValueError):
 
 
 class StateError(SafeModulesError, RuntimeError):
-    """The state of a model could not be put back exactly as it was before a run."""
+    """The mode or state of a model could not be set, or not be put back as it was before a run."""

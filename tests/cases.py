@@ -195,7 +195,7 @@ class RegisteredChild(Registered, key="child"):
 
 
 class Slotted(nn.Module):
-    """Has slots besides its __dict__."""
+    """Has slots besides its __dict__, and a state of its own for copies and pickles."""
 
     __slots__ = ("factor",)
 
@@ -203,6 +203,14 @@ class Slotted(nn.Module):
         super().__init__()
         self.factor = 3.0
         self.linear = nn.Linear(4, 4)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "factor": self.factor}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        self.factor = state.pop("factor")
+        super().__setstate__(state)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.linear(x).exp()

@@ -189,9 +189,7 @@ def flags(tmp_path, body):
         ("return x", "relu", "keep"),
     ],
 )
-def test_a_flag_is_switched_only_if_every_call_gives_a_fresh_tensor(
-    tmp_path, body, name, decision
-):
+def test_a_flag_is_switched_only_if_every_call_gives_a_fresh_tensor(tmp_path, body, name, decision):
     assert flags(tmp_path, body)[name] == decision
 
 
@@ -250,7 +248,9 @@ ARGUMENTS = {
 @pytest.mark.parametrize("training", [True, False])
 def test_modules_of_the_table_return_new_memory(cls, training):
     name = cls.__name__
-    dims = next((int(name[i]) for i in range(len(name)) if name[i : i + 2] in ("1d", "2d", "3d")), 2)
+    dims = next(
+        (int(name[i]) for i in range(len(name)) if name[i : i + 2] in ("1d", "2d", "3d")), 2
+    )
     if name.startswith("Conv"):
         arguments = (2, 2, 1)
     elif "Pool" in name or name.startswith(("BatchNorm", "InstanceNorm")):

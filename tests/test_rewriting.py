@@ -636,9 +636,7 @@ def test_lines_source_and_signature_of_edited_functions_are_those_of_the_file(tm
                 first = function.__code__.co_firstlineno
                 original = text.splitlines()[first - 1]
                 assert source.splitlines()[0] == original
-    assert str(inspect.signature(type(model).forward)) == str(
-        inspect.signature(module.Net.forward)
-    )
+    assert str(inspect.signature(type(model).forward)) == str(inspect.signature(module.Net.forward))
 
 
 def test_a_traceback_names_the_line_of_the_file(tmp_path):
@@ -657,7 +655,9 @@ def test_a_traceback_names_the_line_of_the_file(tmp_path):
     with pytest.raises(NameError) as raised:
         model(torch.randn(4, 3))
     last = traceback.extract_tb(raised.value.__traceback__)[-1]
-    assert "# here" in (tmp_path / f"{module.__name__}.py").read_text().splitlines()[last.lineno - 1]
+    assert (
+        "# here" in (tmp_path / f"{module.__name__}.py").read_text().splitlines()[last.lineno - 1]
+    )
     assert re.fullmatch(r"<safemodules \d+ of .*>", last.filename) and "undefined" in last.line
 
 
@@ -713,15 +713,19 @@ def test_it_exports(tmp_path, name):
 
 
 def test_names_do_not_collide_with_the_users(tmp_path):
-    text = HEAD + NET.replace("BODY", "        _sm_iadd = x\n        _sm_iadd += 1\n        return x")
+    text = HEAD + NET.replace(
+        "BODY", "        _sm_iadd = x\n        _sm_iadd += 1\n        return x"
+    )
     model = load_source(tmp_path, text).Net()
     with pytest.raises(sm.SourceError, match="_sm_"):
         swap_everything(model)
 
 
 def test_the_modules_globals_stay_the_live_ones(tmp_path):
-    text = HEAD + "\nscale = 2\n" + NET.replace(
-        "BODY", "        h = torch.sigmoid(x)\n        h *= scale\n        return h"
+    text = (
+        HEAD
+        + "\nscale = 2\n"
+        + NET.replace("BODY", "        h = torch.sigmoid(x)\n        h *= scale\n        return h")
     )
     module = load_source(tmp_path, text)
     model = module.Net()

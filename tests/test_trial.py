@@ -141,7 +141,8 @@ def test_state_written_under_another_name_stays_in_place_and_the_rest_is_swapped
     assert decided["h += self.plain"][0] == "swap"
     buffer, plain = model.mean, model.plain.clone()
     model(x)
-    assert model.mean is buffer and torch.equal(model.plain, plain + 1)
+    assert model.mean is buffer
+    assert torch.equal(model.plain, plain + 1)
 
 
 def test_a_model_that_does_not_repeat_itself_is_told_apart_from_a_mismatch():
@@ -152,7 +153,8 @@ def test_a_model_that_does_not_repeat_itself_is_told_apart_from_a_mismatch():
 def test_sites_that_copy_are_swapped_only_where_backward_raises():
     x = torch.randn(4, 3)
     [fills] = sm.plan_conversion(FillsRows(), x).sites
-    assert fills.decision == "keep" and "copy" in fills.reason
+    assert fills.decision == "keep"
+    assert "copy" in fills.reason
     model = Clash()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         model(x).sum().backward()
@@ -164,13 +166,12 @@ def test_sites_that_copy_are_swapped_only_where_backward_raises():
     assert any("functionalize" in str(check) for check in plan.equivalence.checks)
 
 
-@given(
-    st.lists(st.frozensets(st.integers(0, 11), min_size=1, max_size=3), min_size=1, max_size=3)
-)
+@given(st.lists(st.frozensets(st.integers(0, 11), min_size=1, max_size=3), min_size=1, max_size=3))
 def test_bisection_finds_sites_without_which_nothing_differs(groups):
     def differs(some):
         return any(group <= set(some) for group in groups)
 
     guilty = find_guilty(list(range(12)), differs)
-    assert guilty and not differs([site for site in range(12) if site not in guilty])
+    assert guilty
+    assert not differs([site for site in range(12) if site not in guilty])
     assert set(guilty) <= frozenset().union(*groups)

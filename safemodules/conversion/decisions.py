@@ -6,14 +6,9 @@ from typing import Literal
 
 from torch import nn
 
-from safemodules.conversion.survey import AnySite, FlagSite, SourceSite, Survey
-from safemodules.mutation.freshness import (
-    Freshness,
-    Freshnesses,
-    analyse,
-    fresh_in_sequentials,
-    is_sequential,
-)
+from safemodules.conversion.survey import FORWARD, AnySite, FlagSite, SourceSite, Survey
+from safemodules.mutation.fresh_modules import Freshness, fresh_in_sequentials, is_sequential
+from safemodules.mutation.freshness import Freshnesses, analyse
 from safemodules.mutation.reach import Reached
 
 Verdict = Literal["swap", "keep"]
@@ -104,6 +99,8 @@ class _FlagEvidence:
 
     def fresh(self, flag: FlagSite) -> bool:
         """Whether every path leads to a place where only fresh tensors are given."""
+        if FORWARD in flag.module.__dict__:  # which may keep what it is given
+            return False
         return id(flag.module) not in self.exposed and all(
             self._fresh_at(path, flag.module) for path in flag.paths
         )

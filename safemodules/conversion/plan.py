@@ -15,7 +15,7 @@ from safemodules.conversion.record import (
 )
 from safemodules.conversion.rewriter import make_rewriting
 from safemodules.conversion.survey import AnySite, SourceSite, Survey, survey_model
-from safemodules.conversion.swap import RECORD_MARK, apply_swaps
+from safemodules.conversion.swap import RECORD_MARK, apply_swaps, check_unchanged
 from safemodules.conversion.trial import Trial
 from safemodules.errors import ConversionError, OptionError
 from safemodules.mutation.reach import Skipped
@@ -75,11 +75,13 @@ class ConversionPlan:
             ConversionWarning: nothing was found, or a part of the model could not be looked into.
 
         Raises:
-            ConversionError: the conversion was made already, or a module refuses the change.
+            ConversionError: this is the plan of a conversion that was made already, the model has
+                changed since it was planned, or a module refuses the change.
         """
         if self._changes is None:
             raise ConversionError("this plan tells of a conversion that was made already")
         changes = self._changes
+        check_unchanged(changes.survey)
         warning = self.record.warning()
         if warning is not None:  # before anything is done, for those who turn it into an error
             warnings.warn(warning, ConversionWarning, stacklevel=3)
@@ -204,7 +206,7 @@ def _check_options(**options: Any) -> None:
         "semantics": ("preserve",),
     }
     for name, value in options.items():
-        if not any(value is each or value == each for each in allowed[name]):
+        if not any(type(value) is type(each) and value == each for each in allowed[name]):
             expected = " or ".join(repr(each) for each in allowed[name])
             raise OptionError(f"{name}={value!r} is not available; expected {expected}.")
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from safemodules.conversion.survey import SourceSite, Survey
-from safemodules.mutation.finder import Reference
+from safemodules.mutation.found import Reference
 from safemodules.mutation.internals import user_class_of
 from safemodules.mutation.reach import (
     Reach,
@@ -115,9 +115,7 @@ def _reached_by_class(reach: Reach, value: Any) -> bool:
     )
 
 
-def _leads_to(
-    reach: Reach, run: Reached, reference: Reference, changed: set[FunctionType]
-) -> bool:
+def _leads_to(reach: Reach, run: Reached, reference: Reference, changed: set[FunctionType]) -> bool:
     if reference.is_super:
         found = reach.classes.get(run.context.owner) if run.context.owner else None
         name = reference.node.attr  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from safemodules.errors import ConversionError, ModuleTypeError
-from safemodules.mutation.finder import FoundSite, Obstacle
+from safemodules.mutation.found import FoundSite, Obstacle
 from safemodules.mutation.internals import (
     children,
     is_initialised,
@@ -97,7 +97,17 @@ AnySite = SourceSite | FlagSite
 
 @dataclass(eq=False)
 class Survey:
-    """Everything that a conversion has to decide about."""
+    """Everything that a conversion has to decide about.
+
+    Attributes:
+        model: the model.
+        reach: the functions that its forward reaches.
+        flags: modules whose flag is set.
+        sources: sites in source.
+        skipped: what is left as it is, and why.
+        modules: pairs of dotted path and module, without what cannot be looked into.
+        classes: the class of each as its user knows it.
+    """
 
     model: nn.Module
     reach: Reach
@@ -105,6 +115,7 @@ class Survey:
     sources: list[SourceSite] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     modules: list[tuple[str, nn.Module]] = field(default_factory=list)
+    classes: list[type] = field(default_factory=list)
 
     def sites(self) -> Iterator[AnySite]:
         """All sites: flags in the order of the modules, then source sites by file and line."""
@@ -186,7 +197,7 @@ def survey_model(model: nn.Module) -> Survey:
     """
     check_model(model)
     skipped: list[Skipped] = []
-    modules = list(_visible_modules(model, "", skipped, set()))
+    modules = visible_modules(model, skipped)
     classes: dict[type, ReachedClass] = {}
     for path, module in modules:
         if FORWARD in module.__dict__:
@@ -197,6 +208,7 @@ def survey_model(model: nn.Module) -> Survey:
             classes.setdefault(cls, ReachedClass(cls, [])).instances.append((path, module))
     reach = explore(classes.values())
     survey = Survey(model, reach, skipped=[*skipped, *reach.skipped], modules=modules)
+    survey.classes = [user_class_of(type(module)) for _, module in modules]
     paths = _paths(model)
     survey.sources = _source_sites(reach, paths)
     survey.flags = list(_flag_sites(modules, paths, reach, survey.skipped))
@@ -209,6 +221,13 @@ def _paths(model: nn.Module) -> dict[int, list[str]]:
     for path, module in model.named_modules(remove_duplicate=False):
         paths.setdefault(id(module), []).append(path)
     return paths
+
+
+def visible_modules(
+    model: nn.Module, skipped: list[Skipped] | None = None
+) -> list[tuple[str, nn.Module]]:
+    """The modules that can be looked into, by dotted path; the others are noted as skipped."""
+    return list(_visible_modules(model, "", [] if skipped is None else skipped, set()))
 
 
 def _visible_modules(

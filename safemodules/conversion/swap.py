@@ -1,13 +1,22 @@
 """Swap classes and flags of a living model, all or none of them."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from torch import nn
 
 from safemodules.conversion.record import ConversionRecord
-from safemodules.conversion.survey import FLAG_MARK, FORWARD, AnySite, FlagSite, SourceSite, Survey
+from safemodules.conversion.survey import (
+    FLAG_MARK,
+    FORWARD,
+    AnySite,
+    FlagSite,
+    SourceSite,
+    Survey,
+    visible_modules,
+)
 from safemodules.errors import ConversionError, RevertError
 from safemodules.mutation.internals import user_class_of
 from safemodules.rewriting.classes import Rewriting, generated_class, rewriting_of
@@ -118,6 +127,32 @@ def _modules_with_new_sites(swapped: Collection[AnySite]) -> set[int]:
         for module in site.modules.values()
         if not site.done_in(module)
     }
+
+
+def check_unchanged(survey: Survey) -> None:
+    """Refuse to convert a model that is not what was surveyed.
+
+    Raises:
+        ConversionError: modules, their classes or flags have changed.
+    """
+    found = visible_modules(survey.model)
+    changed = [
+        path
+        for (path, module), now, cls in itertools.zip_longest(
+            survey.modules, found, survey.classes, fillvalue=("", None)
+        )
+        if now != (path, module) or user_class_of(type(module)) is not cls
+    ]
+    changed += [
+        flag.site.module
+        for flag in survey.flags
+        if not flag.done and flag.module.inplace is not True
+    ]
+    if changed:
+        raise ConversionError(
+            f"the model has changed since the conversion was planned, at "
+            f"{changed[0] or 'the model itself'}. Plan it again, then apply."
+        )
 
 
 def apply_swaps(

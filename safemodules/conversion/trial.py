@@ -13,6 +13,7 @@ from safemodules.state import preserved
 from safemodules.trees import CallArguments, clone_inputs
 from safemodules.verification import (
     Equivalence,
+    Mode,
     Observation,
     compare_modes,
     observe_modes,
@@ -62,7 +63,7 @@ class Trial:
         sources = [site for site in swapped if isinstance(site, SourceSite)]
         undo = apply_swaps(self.survey, swapped, make_rewriting(self.survey, sources), None)
         try:
-            modes = tuple(self.reference)
+            modes: tuple[Mode, ...] = tuple(seen.mode for seen in self.reference.values())
             seen = observe_modes(
                 self.survey.model, self.args, self.kwargs, modes, like=self.reference
             )
@@ -83,9 +84,9 @@ class Trial:
                     writes[write.filename, write.lineno] = write
         found = {}
         for site, decision in decided.items():
-            write = writes.get((site.site.filename, site.site.lineno))
-            if write is not None and decision.verdict == "swap":
-                found[site] = Decision("keep", f"writes {write.name}, which is state of the model")
+            there = writes.get((site.site.filename, site.site.lineno))
+            if there is not None and decision.verdict == "swap":
+                found[site] = Decision("keep", f"writes {there.name}, which is state of the model")
         return found
 
     def _mismatch(self, swapped: list[AnySite], equivalence: Equivalence) -> MismatchError:
@@ -143,9 +144,7 @@ def find_guilty(
     return sorted(guilty, key=list(sites).index)
 
 
-def _one_group(
-    sites: list[AnySite], differs: Callable[[Sequence[AnySite]], bool]
-) -> list[AnySite]:
+def _one_group(sites: list[AnySite], differs: Callable[[Sequence[AnySite]], bool]) -> list[AnySite]:
     """A smallest group of sites that makes a difference together."""
     group: list[AnySite] = []
     rest = sites

@@ -8,7 +8,16 @@ from torch import Tensor, nn
 
 from safemodules.diagnosis.errors import explain_failure
 from safemodules.diagnosis.findings import Diagnosis
-from safemodules.diagnosis.report import buffer_names, clashes_of, module_names, site_reports
+from safemodules.diagnosis.report import (
+    Namer,
+    buffer_names,
+    clashes_of,
+    module_entries,
+    site_reports,
+    warn_silent,
+)
+from safemodules.mutation.graph import find_silent
+from safemodules.mutation.operations import storage_of
 from safemodules.mutation.recorder import Recorder
 from safemodules.state import preserved
 from safemodules.trees import CallArguments, clone_inputs, flatten_tensors
@@ -51,21 +60,51 @@ def diagnose(
         ('h = torch.sigmoid(x)', 'h += x')
     """
     call = CallArguments(as_arguments(example_inputs), dict(example_kwargs or {}))
-    names = module_names(model)
-    error: str | None = None
-    recorder = Recorder()
-    with preserved(model), torch.inference_mode(False), torch.enable_grad():
+    try:
+        return _run(model, call, loss_fn, copy_parameters=False)
+    except _ParameterWritten:
+        return _run(model, call, loss_fn, copy_parameters=True)
+
+
+class _ParameterWritten(BaseException):
+    """A parameter is about to be overwritten; parameters are copied only where that is so."""
+
+
+def _run(
+    model: nn.Module,
+    call: CallArguments,
+    loss_fn: Callable[[Any], Tensor] | None,
+    *,
+    copy_parameters: bool,
+) -> Diagnosis:
+    namer = Namer(model)
+    failure: Exception | None = None
+    recorder = Recorder(before_write=None if copy_parameters else _guard(model))
+    roots: list[Tensor] = []
+    modes = torch.inference_mode(False), torch.enable_grad()
+    with preserved(model, copy_parameters=copy_parameters), modes[0], modes[1]:
         handed, _ = clone_inputs(call, requires_grad=True)
-        roots: list[Tensor] = []
         try:
             with recorder:
                 out = model(*handed.inputs, **handed.kwargs)
                 out = out if loss_fn is None else loss_fn(out)
-            roots = [t for _, t in flatten_tensors(out) if t.requires_grad]
+            roots = [tensor for _, tensor in flatten_tensors(out) if tensor.requires_grad]
         except Exception as exception:
-            error = f"{type(exception).__name__}: {exception}"
-        buffers = buffer_names([model])
-        clashes = clashes_of(roots, recorder, names, buffers)
-        clashes += explain_failure(recorder, names)
-        reports = site_reports(recorder, clashes, names)
-    return Diagnosis(clashes, reports, (), error)
+            failure = exception
+        clashes = clashes_of(roots, recorder, namer, buffer_names([model]))
+        clashes += explain_failure(recorder, namer, failure)
+        reports = site_reports(recorder, clashes, namer)
+        warnings = warn_silent(find_silent(roots, recorder), namer)
+    error = None if failure is None else f"{type(failure).__name__}: {failure}"
+    return Diagnosis(clashes, reports, warnings, error, module_entries(model))
+
+
+def _guard(model: nn.Module) -> Callable[[Tensor], None]:
+    """Raises before a parameter is overwritten."""
+    storages = {storage_of(p) for p in model.parameters()} - {0}
+
+    def guard(tensor: Tensor) -> None:
+        if storage_of(tensor) in storages:
+            raise _ParameterWritten
+
+    return guard

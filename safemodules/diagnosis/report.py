@@ -1,57 +1,89 @@
 """From what a recorder has seen to sites, clashes and a diagnosis."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from safemodules.diagnosis.advice import advise
-from safemodules.diagnosis.findings import Clash, SiteReport
-from safemodules.mutation.frames import Where
-from safemodules.mutation.graph import Overwritten, find_overwritten
-from safemodules.mutation.recorder import Operation, Recorder, state_tensors, storage_of
+from safemodules.diagnosis.advice import Situation, advise
+from safemodules.diagnosis.findings import Clash, ModuleEntry, SiteReport
+from safemodules.mutation.frames import Line, Where
+from safemodules.mutation.graph import Overwritten, Silent, find_overwritten
+from safemodules.mutation.operations import UNDECLARED, Operand, Operation, storage_of
+from safemodules.mutation.recorder import Recorder, state_tensors
 from safemodules.mutation.sites import Site, SiteKind
 
-_AUGMENTED = re.compile(r"[^=!<>]=|(\+|-|\*|/|%|&|\||\^|>>|<<)=")
-_UNSEEN = Site("<unknown>", 0, "not written by Python code", "", "", SiteKind.METHOD)
+__all__ = [
+    "Namer",
+    "buffer_names",
+    "clashes_of",
+    "describe_operand",
+    "module_entries",
+    "site_reports",
+    "warn_silent",
+]
+
+UNSEEN = Site("<unknown>", 0, "no Python line that was seen", "", "", SiteKind.METHOD)
+# Operations that move running statistics, see NOTE [ Undeclared writes ].
+_STATISTICS = frozenset(func.__name__ for func in UNDECLARED)
+_AUGMENTED = re.compile(r"(?:\+|-|\*\*|\*|//|/|%|&|\||\^|>>|<<)=")
+_AUGMENTED_NAMES = frozenset(
+    "add_ sub_ mul_ div_ true_divide_ floor_divide_ remainder_ pow_ bitwise_and_ bitwise_or_ "
+    "bitwise_xor_ bitwise_left_shift_ bitwise_right_shift_".split()
+)
 
 
-def module_names(model: nn.Module | None) -> Callable[[Where], str]:
-    """Dotted path of the module in which an operation ran.
+class Namer:
+    """Names modules and sites of operations.
 
-    Without a model the path is counted from the outermost module that was called.
+    Args:
+        model: whose modules are named; without it, paths are counted from the outermost
+            module that was called.
     """
-    tables: dict[int, dict[int, str]] = {}
 
-    def name(where: Where) -> str:
-        root = where.root if model is None else model
-        if root is None or where.module is None:
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self.model = model
+        self._paths: dict[int, tuple[nn.Module, dict[int, str]]] = {}
+        self._sites: dict[tuple[Any, str, int], Site] = {}
+
+    def module(self, where: Where) -> str:
+        """Dotted path of the module in which something ran; empty for the model itself."""
+        module, root = where.module, self.model or where.root
+        if module is None or root is None:
             return ""
-        if id(root) not in tables:
-            tables[id(root)] = {id(m): path for path, m in root.named_modules()}
-        return tables[id(root)].get(id(where.module), type(where.module).__name__)
+        if id(root) not in self._paths:
+            self._paths[id(root)] = root, {id(m): path for path, m in root.named_modules()}
+        return self._paths[id(root)][1].get(id(module), type(module).__name__)
 
-    return name
-
-
-def site_of(operation: Operation, names: Callable[[Where], str]) -> Site:
-    """Where an operation is written."""
-    line = operation.where.line
-    kind = _kind(operation.name, line.source)
-    return Site(line.filename, line.lineno, line.source, names(operation.where), operation.name, kind)
+    def site(self, operation: Operation) -> Site:
+        """Where an operation is written."""
+        where = operation.where
+        key = (where.position, operation.name, id(where.module))
+        if key not in self._sites:
+            line = where.line
+            kind = _kind(operation.name, line.source)
+            self._sites[key] = Site(
+                line.filename, line.lineno, line.source, self.module(where), operation.name, kind
+            )
+        return self._sites[key]
 
 
 def _kind(name: str, source: str) -> SiteKind:
     if name == "__setitem__":
         return SiteKind.ITEM
-    if "out=" in source and not name.endswith("_"):
-        return SiteKind.OUT
-    if re.search(r"(\+|-|\*|/|%|&|\||\^|>>|<<)=", source):
+    if not name.endswith("_") or name == "__set__":
+        return SiteKind.OUT if "out=" in source else SiteKind.FUNCTION
+    if _AUGMENTED.search(source) and (name.startswith("__i") or name in _AUGMENTED_NAMES):
         return SiteKind.AUGMENTED
     if f".{name}(" in source:
         return SiteKind.METHOD
     return SiteKind.FUNCTION_FLAG if "inplace" in source else SiteKind.MODULE_FLAG
+
+
+def module_entries(model: nn.Module) -> tuple[ModuleEntry, ...]:
+    """The modules of a model, parents first."""
+    return tuple(ModuleEntry(path, type(m).__name__) for path, m in model.named_modules())
 
 
 def buffer_names(models: Iterable[nn.Module]) -> dict[int, str]:
@@ -65,62 +97,128 @@ def buffer_names(models: Iterable[nn.Module]) -> dict[int, str]:
     return found
 
 
+def describe_operand(operand: Operand | None) -> str:
+    """A tensor in words."""
+    if operand is None:
+        return "a tensor"
+    return f"a {str(operand.dtype).removeprefix('torch.')} tensor of sizes {list(operand.shape)}"
+
+
 def clashes_of(
-    roots: Iterable[Tensor],
+    roots: Iterable[Any],
     recorder: Recorder,
-    names: Callable[[Where], str],
+    namer: Namer,
     buffers: Mapping[int, str],
+    message: str = "",
 ) -> tuple[Clash, ...]:
-    """Clashes that backward from some tensors would find, one per pair of lines."""
+    """Clashes that backward from some tensors would find, one per pair of lines.
+
+    Args:
+        roots: a loss, or outputs.
+        recorder: what was recorded.
+        namer: names the modules.
+        buffers: names of buffers by storage.
+        message: what torch said, if it has; clashes that it may be about come first.
+    """
     unique: dict[Any, Clash] = {}
-    for found in find_overwritten(roots, recorder.writes):
-        clash = _clash(found, names, buffers)
+    found = find_overwritten(roots, recorder)
+    found.sort(key=lambda each: (each.possible, not _is_about(each, message)))
+    for each in found:
+        clash = _clash(each, recorder, namer, buffers)
         unique.setdefault((clash.mutated_at, clash.saved_at, clash.tensor), clash)
     return tuple(unique.values())
 
 
+def _is_about(found: Overwritten, message: str) -> bool:
+    """Whether torch's message may be about this tensor: versions and sizes agree."""
+    versions = f"is at version {found.found}; expected version {found.expected} "
+    sizes = f"{list(found.operand.shape)}]," if found.operand is not None else ""
+    return versions in message and sizes in message
+
+
 def _clash(
-    found: Overwritten, names: Callable[[Where], str], buffers: Mapping[int, str]
+    found: Overwritten, recorder: Recorder, namer: Namer, buffers: Mapping[int, str]
 ) -> Clash:
-    mutations = tuple(dict.fromkeys(site_of(w.operation, names) for w in found.writes))
-    saved = site_of(found.operation, names) if found.operation is not None else _UNSEEN
-    what = "a tensor"
-    if found.operand is not None:
-        dtype = str(found.operand.dtype).removeprefix("torch.")
-        what = f"a {dtype} tensor of sizes {list(found.operand.shape)}"
-    name = found.operation.name if found.operation is not None else found.node
+    mutations = tuple(dict.fromkeys(namer.site(write.operation) for write in found.writes))
+    cause, advice = advise(Situation(found, buffers, tuple(recorder.backwards)))
+    operation = found.operation
     return Clash(
-        mutated_at=mutations[0] if mutations else _UNSEEN,
-        saved_at=saved,
+        mutated_at=mutations[0] if mutations else UNSEEN,
+        saved_at=UNSEEN if operation is None else namer.site(operation),
         expected_version=found.expected,
         found_version=found.found,
-        advice=advise(found, buffers),
-        tensor=f"{what}, kept as {found.role!r} by {name}",
+        advice=advice,
+        tensor=_what(found.operand, found.role, found.node, operation),
         mutations=mutations,
         possible=found.possible,
+        silent=not found.checked,
+        cause=cause.name,
+        convertible=cause.convertible,
+        mutated_called_at=_called_at(found.writes[0].operation if found.writes else None),
+        saved_called_at=_called_at(operation),
     )
 
 
+def _called_at(operation: Operation | None) -> Line | None:
+    return None if operation is None else operation.where.called_at
+
+
+def _what(operand: Operand | None, role: str, node: str, operation: Operation | None) -> str:
+    name = node if operation is None else operation.name
+    kept = f"the result of {name}" if role.startswith(("result", "out")) else f"{role} of {name}"
+    return f"{describe_operand(operand)}, {kept}"
+
+
+def warn_silent(found: Iterable[Silent], namer: Namer) -> tuple[str, ...]:
+    """Warnings of overwrites that torch does not see, one per pair of lines."""
+    warnings: dict[str, None] = {}
+    for each in found:
+        operation, write = each.operation, each.write
+        saved, wrote = namer.site(operation), namer.site(write.operation)
+        what = _what(each.operand, each.role, each.node, operation)
+        lines = f"{what}, saved by {saved}, was overwritten at {wrote}"
+        if write.operation.name not in _STATISTICS:
+            text = (
+                f"{lines} through .data, which torch does not notice: the gradient is wrong. "
+                "Write to the tensor itself, under torch.no_grad(), after the backward."
+            )
+        else:
+            text = (
+                f"{lines}: a forward in training mode moved the statistics that a graph of "
+                "evaluation mode still reads, and torch does not notice: the gradient is wrong. "
+                "Run the backward of the first before the second."
+            )
+        warnings[text] = None
+    return tuple(warnings)
+
+
 def site_reports(
-    recorder: Recorder, clashes: Iterable[Clash], names: Callable[[Where], str]
+    recorder: Recorder, clashes: Iterable[Clash], namer: Namer
 ) -> tuple[SiteReport, ...]:
     """Every line that wrote, clashes first."""
     guilty = {(s.filename, s.lineno) for clash in clashes for s in clash.mutations}
     calls: dict[Site, int] = {}
     sizes: dict[Site, int] = {}
+    called: dict[Site, Line | None] = {}
     for writes in list(recorder.writes.values()):
         for write in writes:
-            site = site_of(write.operation, names)
+            if write.operation.name in _STATISTICS:
+                continue  # every batch norm writes them: no site of the user's
+            site = namer.site(write.operation)
             calls[site] = calls.get(site, 0) + 1
             size = write.target.shape.numel() * write.target.dtype.itemsize
             sizes[site] = sizes.get(site, 0) + size
-    reports = [
-        SiteReport(
-            site,
-            "clash" if (site.filename, site.lineno) in guilty else "harmless",
-            count,
-            sizes[site] if (site.filename, site.lineno) in guilty else 0,
+            called.setdefault(site, write.operation.where.called_at)
+    reports = []
+    for site, count in calls.items():
+        clash = (site.filename, site.lineno) in guilty
+        reports.append(
+            SiteReport(
+                site,
+                "clash" if clash else "harmless",
+                count,
+                sizes[site] if clash else 0,
+                called[site],
+            )
         )
-        for site, count in calls.items()
-    ]
     return tuple(sorted(reports, key=lambda report: report.verdict))

@@ -5,14 +5,13 @@ is decided elsewhere.
 """
 
 import ast
-import enum
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
+from safemodules.mutation.found import Findings, FoundSite, Obstacle, Place, Reference
 from safemodules.mutation.operators import (
     AUGMENTED,
     AUGMENTED_SYMBOLS,
@@ -36,111 +35,6 @@ VIEW_METHODS = frozenset(
     unsafe_split view view_as vsplit""".split()
 )
 BYPASS_ATTRIBUTES = frozenset({"data", "grad"})
-
-
-class Obstacle(enum.Enum):
-    """Why a site cannot be rewritten where it stands."""
-
-    STATE = "state kept on the module keeps its identity"
-    ATTRIBUTE = "the tensor is an attribute of another object, which keeps its identity"
-    BYPASS = "written around autograd on purpose (.data, .grad)"
-    VIEW = "written through a view, for the sake of the tensor it views"
-    CHOICE = "which of several tensors is written is decided at run time"
-    NAME = "the name is not local here, or cannot be rebound in this expression"
-    KEYS = "the index has effects of its own, so it cannot be evaluated again"
-    INNER = "acts on the copy that the inner operation has made"
-    ARGUMENTS = "the tensor is not the first plain argument"
-    FLAG = "whether it is in place is decided at run time"
-    TARGET = "the assignment has a form that is not rewritten (loop or with target)"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-@dataclass(frozen=True, eq=False)
-class Place:
-    """What a site writes: a local name, with the subscripts and attributes behind it.
-
-    Attributes:
-        root: the name; ``None`` where the tensor is a temporary value without a name.
-        accessors: subscripts and attributes from the name outwards.
-    """
-
-    root: str | None
-    accessors: tuple[ast.Subscript | ast.Attribute, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class FoundSite:
-    """One site in the text of a function.
-
-    Attributes:
-        node: the statement or call.
-        kind: what it looks like.
-        op: method, function or operator name.
-        place: what it writes, ``None`` where there is an obstacle.
-        obstacle: why it cannot be rewritten, if so.
-        parent: the node around it.
-        scope: where it stands.
-        slot: for a flagged function, position or keyword of the flag; for ``out``, ``"out"``.
-        target: the assignment's target, the flag, or the ``out`` argument.
-    """
-
-    node: ast.AugAssign | ast.Assign | ast.Call
-    kind: SiteKind
-    op: str
-    scope: Scope
-    place: Place | None = None
-    obstacle: Obstacle | None = None
-    parent: ast.AST | None = None
-    slot: int | str | None = None
-    target: ast.expr | None = None
-
-    @property
-    def key(self) -> int:
-        """Identity of the site in its text; one assignment statement may hold several."""
-        return id(self.target) if self.kind is SiteKind.ITEM else id(self.node)
-
-    @property
-    def lineno(self) -> int:
-        """Line of the site, counted from 1."""
-        return self.node.lineno
-
-    @property
-    def copies(self) -> bool:
-        """Whether a swap costs a copy that the in-place form does not make."""
-        written_through = self.place is not None and bool(self.place.accessors)
-        return (
-            self.kind in (SiteKind.ITEM, SiteKind.OUT)
-            or (self.kind is SiteKind.METHOD and method_kind(self.op) == "overwrite")
-            or (written_through and self.kind is not SiteKind.ITEM)
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Reference:
-    """An expression that may be a function: called, or handed on.
-
-    Attributes:
-        node: the expression.
-        values: what it may refer to.
-        scope: where it stands.
-        is_super: it is ``super().name``.
-    """
-
-    node: ast.expr
-    scope: Scope
-    values: tuple[Any, ...] = ()
-    is_super: bool = False
-
-
-@dataclass
-class Findings:
-    """All sites and references of one function."""
-
-    sites: list[FoundSite] = field(default_factory=list)
-    references: list[Reference] = field(default_factory=list)
-    attributes: set[str] = field(default_factory=set)
 
 
 def find(node: ast.AST, context: Context) -> Findings:
@@ -244,13 +138,9 @@ class _Finder:
         elif any(keyword.arg == "out" for keyword in node.keywords):
             self._out(node, scope, parent, values)
         elif isinstance(node.func, ast.Attribute) and method_kind(node.func.attr) is not None:
-            if all(isinstance(value, torch.Tensor) for value in values) and not self._not_a_tensor(
-                node.func.value, scope
-            ):
+            if not self._not_a_tensor(node.func.value, scope):
                 place = self._place(node.func.value, scope, rebind=not _is_statement(parent))
-                self._add(
-                    _site(node, SiteKind.METHOD, node.func.attr, scope, place, parent=parent)
-                )
+                self._add(_site(node, SiteKind.METHOD, node.func.attr, scope, place, parent=parent))
 
     def _not_a_tensor(self, receiver: ast.expr, scope: Scope) -> bool:
         """Whether the receiver is known to be something else: ``nn.init``, a module, a list."""
@@ -284,9 +174,7 @@ class _Finder:
         kind = SiteKind.FUNCTION_FLAG
         self._add(_site(node, kind, name, scope, place, parent=parent, slot=slot, target=flag))
 
-    def _out(
-        self, node: ast.Call, scope: Scope, parent: ast.AST | None, values: list[Any]
-    ) -> None:
+    def _out(self, node: ast.Call, scope: Scope, parent: ast.AST | None, values: list[Any]) -> None:
         owners = {_top_module(value) for value in values}
         if not values or owners - {"torch"}:
             return

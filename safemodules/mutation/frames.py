@@ -40,9 +40,7 @@ class Owner(Enum):
 
 
 # The forward of reentrant checkpointing; it also recomputes in backward.
-_REENTRANT = frozenset(
-    {CheckpointFunction.forward.__code__, CheckpointFunction.backward.__code__}
-)
+_REENTRANT = frozenset({CheckpointFunction.forward.__code__, CheckpointFunction.backward.__code__})
 _owners: dict[CodeType, Owner] = {nn.Module._call_impl.__code__: Owner.CALL}
 
 

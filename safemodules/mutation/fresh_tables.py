@@ -40,9 +40,9 @@ FRESH_METHODS = FACTORIES | frozenset(
     tan tanh var""".split()
 )
 
+_FRESH_TORCH = FRESH_METHODS | {"cat", "concat", "maximum", "minimum", "stack", "where"}
 FRESH_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
-    {getattr(torch, name) for name in FRESH_METHODS if hasattr(torch, name)}
-    | {torch.cat, torch.concat, torch.stack, torch.where, torch.maximum, torch.minimum}
+    {getattr(torch, name) for name in _FRESH_TORCH if hasattr(torch, name)}
     | {
         getattr(F, name)
         for name in """

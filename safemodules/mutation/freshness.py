@@ -9,81 +9,37 @@ plain is not fresh.
 import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 
 from torch import nn
 
-from safemodules.mutation.finder import FoundSite
+from safemodules.mutation.found import FoundSite
+from safemodules.mutation.fresh_modules import (
+    Freshness,
+    is_sequential,
+    result_of,
+    returns_input,
+)
 from safemodules.mutation.fresh_tables import (
     FACTORIES,
     FRESH_FUNCTIONS,
     FRESH_METHODS,
-    FRESH_MODULES,
     READING_ATTRIBUTES,
     READING_CALLS,
-    TRANSPARENT_MODULES,
 )
-from safemodules.mutation.internals import has_hooks
-from safemodules.mutation.operators import INPLACE_MODULES, method_kind
+from safemodules.mutation.operators import method_kind
 from safemodules.mutation.reach import Reached
 from safemodules.mutation.resolution import resolve
 from safemodules.mutation.scopes import function_scope
 from safemodules.mutation.sites import SiteKind
 
-
-class Freshness(IntEnum):
-    """How much is known of a value; a value of several paths has the least of theirs."""
-
-    SHARED = 0
-    VALUE = 1  # new, but perhaps a list that holds other tensors
-    TENSOR = 2  # a new tensor
-    FILLED = 3  # a new tensor whose values no operator has kept: from a factory
-
-
 Environment = dict[str, Freshness]
 _NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef) + (
     (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 )
+_INERT = (ast.Pass, ast.Break, ast.Continue, ast.Import, ast.ImportFrom)
 _CHILD_METHODS = frozenset(
     {"_modules", "children", "modules", "named_children", "named_modules", "get_submodule"}
 )
-
-
-def is_sequential(module: nn.Module) -> bool:
-    """Whether a module calls its children one after the other, and does nothing else."""
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-
-
-def result_of(module: nn.Module, given: Freshness) -> Freshness:
-    """Freshness of a module's result, from that of its input."""
-    if has_hooks(module):
-        return Freshness.SHARED
-    cls = type(module)
-    if cls in FRESH_MODULES:
-        return Freshness.TENSOR
-    if cls in TRANSPARENT_MODULES or (cls in INPLACE_MODULES and module.inplace):
-        return min(given, Freshness.TENSOR)
-    if cls in INPLACE_MODULES:
-        return Freshness.TENSOR
-    if is_sequential(module):
-        for child in module.children():
-            given = result_of(child, given)
-        return given
-    return Freshness.SHARED
-
-
-def fresh_in_sequentials(modules: Iterable[nn.Module]) -> dict[int, bool]:
-    """For each child of a Sequential, by identity: whether it is always given a fresh tensor."""
-    fresh: dict[int, bool] = {}
-    for sequential in modules:
-        if not is_sequential(sequential):
-            continue
-        given = Freshness.SHARED
-        for child in sequential.children():
-            known = given > Freshness.SHARED and not has_hooks(child)
-            fresh[id(child)] = fresh.get(id(child), True) and known
-            given = result_of(child, given)
-    return fresh
 
 
 class _Walker:
@@ -146,7 +102,7 @@ class _Walker:
             self.block(node.body, env)
         elif isinstance(node, ast.Assert):
             self.read(node.test, env)
-        elif not isinstance(node, ast.Pass | ast.Break | ast.Continue | ast.Import | ast.ImportFrom):
+        elif not isinstance(node, _INERT):
             self.opaque(node, env)
 
     def assign(self, node: ast.Assign, env: Environment) -> None:
@@ -166,9 +122,7 @@ class _Walker:
         if env.get(root or "", Freshness.SHARED) < Freshness.TENSOR:
             self.alias(value, env)  # perhaps a list, which keeps what it is given
 
-    def bound_value(
-        self, value: ast.expr, target: ast.expr | None, env: Environment
-    ) -> Freshness:
+    def bound_value(self, value: ast.expr, target: ast.expr | None, env: Environment) -> Freshness:
         """Evaluate what is bound to a target; a site may write the very name that is bound."""
         if isinstance(value, ast.Call):
             return self.call(value, env, target)
@@ -375,10 +329,11 @@ class _Walker:
             and isinstance(target, ast.Name)
             and argument.id == target.id
         )
-        nameless = not isinstance(argument, ast.Name) or target is None and self.returned(node)
+        returned = target is None and self.returned(node)
+        nameless = returned or not isinstance(argument, ast.Name)
         self.note_flags(values, fresh=given > Freshness.SHARED and (same_name or nameless))
         result = min(result_of(value, given) for value in values)
-        if result is not Freshness.TENSOR or any(map(_returns_input, values)):
+        if result is not Freshness.TENSOR or any(map(returns_input, values)):
             if isinstance(argument, ast.Name) and not same_name:
                 env[argument.id] = Freshness.SHARED
                 return Freshness.SHARED
@@ -408,12 +363,6 @@ class _Walker:
         if site.place.accessors and level < Freshness.TENSOR:
             level = Freshness.SHARED
         self.verdicts[site.key] = min(level, self.verdicts.get(site.key, level))
-
-
-def _returns_input(module: nn.Module) -> bool:
-    return type(module) in TRANSPARENT_MODULES or (
-        type(module) in INPLACE_MODULES and bool(module.inplace)
-    )
 
 
 def _captured_names(node: ast.AST) -> frozenset[str]:

@@ -10,7 +10,19 @@ from torch import Tensor
 
 from safemodules.mutation.frames import Where
 
-__all__ = ["Call", "Operand", "Operation", "Write", "describe", "storage_of", "tensors_in"]
+__all__ = [
+    "Backward",
+    "Call",
+    "Failure",
+    "Operand",
+    "Operation",
+    "Write",
+    "describe",
+    "storage_of",
+    "tensors_in",
+    "undeclared_writes",
+    "version_of",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,13 +94,44 @@ class Write:
         operation: what wrote.
         target: the tensor afterwards.
         recording: gradients were on.
-        declared: its version counter was moved; batch norm's statistics move none.
+        declared: it moved the version counter of the tensor; batch norm's statistics move
+            none, and a tensor made by ``.data`` has a counter of its own.
     """
 
     operation: Operation
     target: Operand
     recording: bool
     declared: bool = True
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A backward that ran.
+
+    Attributes:
+        where: the line that called it.
+        time: its number among operations.
+        outputs: the tensors it started from, where it raised.
+    """
+
+    where: Where
+    time: int
+    outputs: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An operation that raised.
+
+    Attributes:
+        operation: the operation.
+        error: what it raised.
+        made: what had made its first input, if that was recorded.
+    """
+
+    operation: Operation
+    error: BaseException
+    made: Operation | None
 
 
 # NOTE [ Undeclared writes ]: operations that overwrite a tensor without moving its version,
@@ -139,12 +182,16 @@ def describe(tensor: Tensor, token: bool = False) -> Operand:
         token: also follow its version, at no cost in memory.
     """
     needs = tensor.requires_grad
+    try:
+        leaf = needs and tensor.is_leaf
+    except RuntimeError:  # a view that was written where autograd cannot follow
+        leaf = False
     return Operand(
         storage_of(tensor),
         version_of(tensor),
         tensor.shape,
         tensor.dtype,
-        needs and tensor.is_leaf,
+        leaf,
         needs,
         _token(tensor) if token else None,
     )
@@ -169,4 +216,3 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from (entry for entry in value if isinstance(entry, Tensor))
-

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from safemodules.errors import SourceError
-from safemodules.mutation.finder import Findings, Reference, find
+from safemodules.mutation.finder import find
+from safemodules.mutation.found import Findings, Reference
 from safemodules.mutation.internals import user_class_of
 from safemodules.mutation.resolution import Context, is_foreign, is_self, mangled, own_attribute
 from safemodules.mutation.source import FunctionSource, NoSourceError, source_of
@@ -53,8 +53,8 @@ class Reached:
     path: str
 
     @property
-    def function(self) -> FunctionType:
-        """The running function."""
+    def function(self) -> Any:
+        """The running function (a ``FunctionType``)."""
         return self.context.function
 
 
@@ -254,9 +254,7 @@ class _Explorer:
                     return
             elif isinstance(inspect.getattr_static(context.owner, name, None), FunctionType):
                 for function in underlying_functions(own_attribute(name, context)[0]):
-                    self._function(
-                        Context(function, context.owner, context.objects), reached.path
-                    )
+                    self._function(Context(function, context.owner, context.objects), reached.path)
                 return
         if not reference.values and isinstance(reference.node, ast.Attribute):
             self.unresolved.setdefault(reference.node.attr, set()).add(

@@ -17,9 +17,10 @@ the frame below.
 import itertools
 import sys
 import threading
+import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,10 @@ from torch.overrides import TorchFunctionMode
 from safemodules.mutation import internals
 from safemodules.mutation.frames import Where, function_frame, locate, locate_from
 from safemodules.mutation.operations import (
+    UNDECLARED,
+    Backward,
     Call,
+    Failure,
     Operand,
     Operation,
     Write,
@@ -40,6 +44,7 @@ from safemodules.mutation.operations import (
     undeclared_writes,
     version_of,
 )
+from safemodules.mutation.operators import flagged_functions
 
 __all__ = ["Recorder", "StateWrite", "note_of", "record_state_writes", "state_tensors"]
 
@@ -53,36 +58,6 @@ _SILENT = frozenset({"__get__", "__len__", "__repr__", "__bool__", "dim", "size"
 _BACKWARD = frozenset({"backward", "grad"})
 _PLAIN = frozenset({Tensor, nn.Parameter})
 _times = itertools.count(1)
-
-
-@dataclass(frozen=True)
-class Backward:
-    """A backward that ran.
-
-    Attributes:
-        where: the line that called it.
-        time: its number among operations.
-        outputs: the tensors it started from, where it raised.
-    """
-
-    where: Where
-    time: int
-    outputs: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An operation that raised.
-
-    Attributes:
-        operation: the operation.
-        error: what it raised.
-        made: what had made its first input, if that was recorded.
-    """
-
-    operation: Operation
-    error: BaseException
-    made: Operation | None
 
 
 def note_of(node: Any) -> Operation | None:
@@ -101,10 +76,25 @@ class Recorder(TorchFunctionMode):
         backwards: backwards that ran, the last ones.
         raised: backwards that raised, innermost first.
         failure: the last operation that raised.
+        suspicious: something was written, or may be, that moves no version.
+
+    Args:
+        before_backward: called with what a backward starts from, where something suspicious
+            was seen before it.
+        before_write: called with each tensor that an operation is given which may write.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        before_backward: Callable[[tuple[Any, ...]], None] | None = None,
+        before_write: Callable[[Tensor], None] | None = None,
+    ) -> None:
         super().__init__()
+        self._before_write = before_write
+        self.suspicious = False
+        self._before_backward = before_backward
+        self._statistics: set[int] = set()
+        self._aliases: dict[int, weakref.ref[Tensor]] = {}
         self.writes: OrderedDict[int, list[Write]] = OrderedDict()
         self.applied: OrderedDict[int, Operation] = OrderedDict()
         self.regions: deque[Where] = deque(maxlen=_REGIONS)
@@ -112,25 +102,25 @@ class Recorder(TorchFunctionMode):
         self.raised: list[Backward] = []
         self.failure: Failure | None = None
         self._thread = 0
+        self._depth = 0
         self._count = 0
         self._number = -1
         self._compiled = internals.CompiledCalls(self._enter_compiled, self._leave_compiled)
 
     def __enter__(self) -> "Recorder":
         self._thread = threading.get_ident()
+        self._depth += 1
         self._compiled.install()
-        try:
-            super().__enter__()
-        except BaseException:
-            self._compiled.remove()
-            raise
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: Any) -> None:
         try:
-            super().__exit__(*exception)
+            super().__exit__(*exception)  # type: ignore[no-untyped-call]
         finally:
-            self._compiled.remove()
+            self._depth -= 1
+            if not self._depth:
+                self._compiled.remove()
 
     def __torch_function__(
         self,
@@ -142,16 +132,22 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name in _SILENT:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if name == "__get__" and func.__self__ is internals.DATA:
+                self._alias(result)
+            return result
         self._compiled.install()
         if name in _BACKWARD:
             return self._backward(func, args, kwargs)
         plain = _PLAIN.issuperset(types)
         given = list(_versions(tensors_in([*args, *kwargs.values()]), plain))
+        if self._before_write is not None and _may_write(name, func, kwargs):
+            for tensor, _ in given:
+                self._before_write(tensor)
         try:
             result = func(*args, **kwargs)
         except RuntimeError as error:
-            with _unwrapped(plain):
+            with _unwrapped(plain), suppress(RuntimeError):
                 self._failed(name, args, kwargs, error)
             raise
         with _unwrapped(plain):
@@ -172,7 +168,7 @@ class Recorder(TorchFunctionMode):
         written = [tensor for tensor, version in given if version_of(tensor) != version]
         hidden = list(_hidden(name, func, args, kwargs))
         if torch.is_grad_enabled():
-            made = list(_unnoted([*tensors_in((result,)), *written]))
+            made = list(self._unnoted(tensors_in((result,)), written))
         else:
             made = []
             self._note_function()
@@ -185,7 +181,8 @@ class Recorder(TorchFunctionMode):
             self.regions.append(operation.where)
         recording = torch.is_grad_enabled()
         for tensor in written:
-            self._write(Write(operation, describe(tensor), recording))
+            self._write(Write(operation, describe(tensor), recording, self._is_counted(tensor)))
+        self._watch_statistics(func, operation, hidden)
         for tensor in hidden:
             self._write(Write(operation, describe(tensor), recording, declared=False))
 
@@ -217,9 +214,26 @@ class Recorder(TorchFunctionMode):
         call = None
         if hooked or any(tensor._is_view() for tensor in written if tensor.requires_grad):
             call = Call(func, tuple(map(operand, args)), {k: operand(v) for k, v in kwargs.items()})
-        if written and func in internals.flag_functions() and not name.endswith("_"):
+        if written and func in flagged_functions() and not name.endswith("_"):
             name += "_"  # a flag makes it so
         return Operation(name, locate(4), next(_times), inputs, outputs, hooked, call)
+
+    def _alias(self, tensor: Tensor) -> None:
+        """Remember what ``.data`` gave: writes to it have a version counter of their own."""
+        self.suspicious = True
+        number, aliases = id(tensor), self._aliases
+        aliases[number] = weakref.ref(tensor, lambda _: aliases.pop(number, None))
+
+    def _is_counted(self, tensor: Tensor) -> bool:
+        owner = tensor if tensor._base is None else tensor._base
+        return id(owner) not in self._aliases
+
+    def _watch_statistics(self, func: Any, operation: Operation, hidden: list[Tensor]) -> None:
+        """Whether statistics are written that a graph of evaluation mode reads."""
+        if not hidden and operation.outputs and func in UNDECLARED:
+            self._statistics.update(operand.storage for operand in operation.inputs)
+        elif hidden and not self.suspicious:
+            self.suspicious = not self._statistics.isdisjoint(map(storage_of, hidden))
 
     def _write(self, write: Write) -> None:
         storage = write.target.storage
@@ -249,6 +263,25 @@ class Recorder(TorchFunctionMode):
             if len(self.applied) > _APPLICATIONS:
                 self.applied.popitem(last=False)
 
+    def _unnoted(
+        self, results: Iterable[Tensor], written: Iterable[Tensor] = ()
+    ) -> Iterator[tuple[Any, Tensor]]:
+        """Nodes of tensors that have no note yet, each once; of a written view also its base's."""
+        seen: set[int] = set()
+        bases = (tensor._base for tensor in written if tensor._base is not None)
+        for tensor in (*results, *written, *bases):
+            try:
+                node: Any = tensor.grad_fn if tensor.requires_grad else None
+            except RuntimeError:  # a view that was written where autograd cannot follow
+                continue
+            if node is None or id(node) in seen or _KEY in node.metadata:
+                continue
+            seen.add(id(node))
+            if internals.is_custom(node) and node._sequence_nr() in self.applied:
+                node.metadata[_KEY] = self.applied[node._sequence_nr()]
+            else:
+                yield node, tensor
+
     # -- errors and backwards ------------------------------------------------------------
 
     def _failed(
@@ -266,6 +299,8 @@ class Recorder(TorchFunctionMode):
         def run(engine: Any, outputs: Any, *rest: Any, **options: Any) -> Any:
             if threading.get_ident() != self._thread:
                 return engine(outputs, *rest, **options)
+            if self.suspicious and self._before_backward is not None:
+                self._before_backward(tuple(outputs))
             try:
                 if self._compiled.seen:  # a backward that is compiled late must not see us
                     return engine(outputs, *rest, **options)
@@ -285,11 +320,11 @@ class Recorder(TorchFunctionMode):
     def _enter_compiled(self) -> Any:
         return internals.leave_mode(self)
 
-    def _leave_compiled(self, stack: Any, name: str, frame: Any) -> None:
+    def _leave_compiled(self, stack: Any, frame: Any) -> None:
         internals.restore_modes(stack)
-        made = list(_unnoted(tensors_in((frame.f_locals.get("result"),))))
+        made = list(self._unnoted(tensors_in((frame.f_locals.get("result"),))))
         if made and torch.is_grad_enabled():
-            operation = Operation(name, locate_from(frame), next(_times))
+            operation = Operation("compiled code", locate_from(frame), next(_times))
             for node, _ in made:
                 node.metadata[_KEY] = operation
 
@@ -324,6 +359,14 @@ def _versions(tensors: Iterable[Tensor], plain: bool) -> Iterator[tuple[Tensor, 
                 yield tensor, tensor._version
 
 
+def _may_write(name: str, func: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operation is of a form that may overwrite what it is given."""
+    if name.endswith("_"):
+        inner = name.startswith("__")
+        return not inner or name in ("__setitem__", "__set__") or name.startswith("__i")
+    return name.startswith("_fused_") or "out" in kwargs or func in flagged_functions()
+
+
 def _hidden(
     name: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[Tensor]:
@@ -333,20 +376,6 @@ def _hidden(
             yield args[0]  # a leaf that a node has saved is read again from here
     else:
         yield from undeclared_writes(func, tuple(args), dict(kwargs))
-
-
-def _unnoted(tensors: Iterable[Tensor]) -> Iterator[tuple[Any, Tensor]]:
-    """Nodes of tensors that have no note yet."""
-    for tensor in tensors:
-        if not tensor.requires_grad:
-            continue
-        for made in (tensor, tensor._base):
-            try:
-                node = None if made is None else made.grad_fn
-            except RuntimeError:  # a view that was written where autograd cannot follow
-                continue
-            if node is not None and _KEY not in node.metadata:
-                yield node, tensor
 
 
 def _maker(tensor: Tensor) -> Operation | None:
@@ -407,8 +436,10 @@ def record_state_writes(
     except Exception:  # the comparison has reported it already
         pass
     return [
-        StateWrite(write.operation.where.line.filename, write.operation.where.line.lineno, names[storage])
+        StateWrite(line.filename, line.lineno, names[storage])
         for storage, writes in recorder.writes.items()
         if storage in names
         for write in writes
+        if write.declared
+        for line in (write.operation.where.line,)
     ]

@@ -55,7 +55,7 @@ class Context:
         class_name: the class whose body holds the text, which mangles private names.
     """
 
-    function: FunctionType
+    function: Any  # a FunctionType; as the type of a field mypy would take it for a method
     owner: type | None = None
     objects: Sequence[Any] = field(default=())
     class_name: str | None = None
@@ -106,6 +106,7 @@ def resolve(expression: ast.expr, scope: Scope, context: Context) -> list[Any]:
         found = [
             _bound(static_attribute(value, name), value)
             for value in resolve(expression.value, scope, context)
+            if not isinstance(value, torch.Tensor)  # its attributes are other tensors
         ]
         return _distinct(value for value in found if value is not _MISSING)
     return []

@@ -106,7 +106,7 @@ def function_scope(node: ast.AST, parent: Scope | None) -> Scope:
     """Collect the names bound in a function or lambda.
 
     Example:
-        >>> tree = ast.parse("def f(x):\\n    y = x + 1\\n    return [z for z in y]")
+        >>> tree = ast.parse("def f(x): y = x + 1; return [z for z in y]")
         >>> sorted(function_scope(tree.body[0], None).names)
         ['x', 'y']
     """

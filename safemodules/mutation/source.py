@@ -88,7 +88,7 @@ class FunctionSource:
         class_name: name of the class that mangles private names, or ``None``.
     """
 
-    function: FunctionType
+    function: Any  # a FunctionType; as the type of a field mypy would take it for a method
     file: SourceFile
     node: FunctionNode
     outermost: ast.stmt
@@ -166,10 +166,15 @@ def load_file(filename: str, namespace: dict[str, Any]) -> SourceFile:
 
 def compile_module(tree: ast.Module, filename: str, flags: int) -> CodeType:
     """Compile a syntax tree with the future features of given code flags."""
-    return compile(tree, filename, "exec", flags=flags & _FUTURE_FLAGS, dont_inherit=True)
+    code = compile(tree, filename, "exec", flags=flags & _FUTURE_FLAGS, dont_inherit=True)
+    assert isinstance(code, CodeType)
+    return code
 
 
-def walk_codes(code: CodeType, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], CodeType]]:
+CodePath = tuple[int, ...]
+
+
+def walk_codes(code: CodeType, path: CodePath = ()) -> Iterator[tuple[CodePath, CodeType]]:
     """All code objects below one, each with its path: which code constant of which code."""
     inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     for index, constant in enumerate(inner):
@@ -181,8 +186,10 @@ _compiled: dict[tuple[int, int], tuple[SourceFile, list[tuple[tuple[int, ...], C
 
 
 def _codes(file: SourceFile, flags: int) -> list[tuple[tuple[int, ...], CodeType]]:
-    """All code objects of a file; it is compiled as a whole, since names that a module
-    imports are called by other instructions than names it does not."""
+    """All code objects of a file.
+
+    It is compiled as a whole: names that a module imports are called by other instructions.
+    """
     key = (id(file), flags & _FUTURE_FLAGS)
     if key not in _compiled:
         _compiled[key] = file, list(walk_codes(compile_module(file.tree, file.filename, flags)))
@@ -219,10 +226,12 @@ def _body_holds(node: FunctionNode, code: CodeType) -> bool:
     if not isinstance(node, ast.Lambda) or not hasattr(code, "co_positions"):
         return True
     body = node.body
-    spans = [p for p in code.co_positions() if None not in p and p[1] > p[0] - 1 and p[3]]  # type: ignore[operator]
-    inside = [(line, column) for line, _, column, _ in spans]
+    # instructions without a text of their own give the line and empty columns
+    # instructions that stand for no text of their own have a column of 0
+    spans = [p for p in code.co_positions() if p[0] is not None and p[2] is not None and p[3]]
+    places = [(line, column) for line, _, column, _ in spans]
     start, end = (body.lineno, body.col_offset), (body.end_lineno, body.end_col_offset)
-    return all(start <= place <= end for place in inside[1:])  # type: ignore[operator]
+    return all(start <= place <= end for place in places)  # type: ignore[operator]
 
 
 def _node_of(function: FunctionType, statement: ast.stmt) -> tuple[FunctionNode, str | None]:

@@ -90,9 +90,7 @@ def _value_kind(values: list[Any]) -> Kind | None:
     return "container" if all(isinstance(v, list | tuple | dict | set) for v in values) else None
 
 
-def _name_kind(
-    name: str, scope: Scope, context: Context, seen: frozenset[str]
-) -> Kind | None:
+def _name_kind(name: str, scope: Scope, context: Context, seen: frozenset[str]) -> Kind | None:
     if name in seen:
         return None
     holder = scope.holder(name)

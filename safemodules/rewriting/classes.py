@@ -159,10 +159,24 @@ class Rewriting:
             builder.enter(function)
 
     @classmethod
-    def new(cls, **parts: Any) -> "Rewriting":
-        """Make the code of a new conversion, and remember it by its token while it lives."""
-        made = cls(token=uuid.uuid4().hex, **parts)
-        _rewritings[made.token] = made
+    def new(
+        cls,
+        files: Mapping[str, EditedFile],
+        modules: Mapping[str, str],
+        methods: Mapping[str, tuple[str, ...]],
+        functions: tuple[FunctionType, ...],
+    ) -> "Rewriting":
+        """Make the code of a conversion, or take that of an equal one that still lives.
+
+        So two models of one kind have one class after their conversions, as before them.
+        """
+        token = make_recipe("", files, modules, methods, functions).digest
+        known = _rewritings.get(token)
+        if known is not None:
+            if set(known.functions) == set(functions):
+                return known
+            token += uuid.uuid4().hex  # the functions were defined anew since
+        made = _rewritings[token] = cls(token, files, modules, methods, functions)
         return made
 
     @classmethod

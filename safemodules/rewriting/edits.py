@@ -65,8 +65,8 @@ def render(data: bytes, edits: Iterable[Edit]) -> str:
 
     Example:
         >>> edit = Edit(0, 6, ("x = f(x, (", Kept(5, 6), "))"))
-        >>> render(b"x += 1\\n", [edit])
-        'x = f(x, (1))\\n'
+        >>> render(b"x += 1", [edit])
+        'x = f(x, (1))'
     """
     ordered = sorted(set(edits), key=lambda edit: edit.order)
     text = _render_span(data, 0, len(data), ordered)

@@ -86,15 +86,13 @@ class EditedFile:
 
 
 def _in_factory(statement: ast.stmt) -> ast.stmt:
-    names = sorted(
-        {
-            node.id
-            for node in ast.walk(statement)
-            if isinstance(node, ast.Name) and node.id.startswith(PREFIX)
-            if not isinstance(node.ctx, ast.Store | ast.Del)
-        }
-        - {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    )
+    ours = [
+        node
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and node.id.startswith(PREFIX)
+    ]
+    local = {node.id for node in ours if isinstance(node.ctx, ast.Store)}
+    names = sorted({node.id for node in ours} - local)
     body: list[ast.stmt] = [statement]
     bound = _bound_names(statement)
     if bound:
@@ -126,9 +124,7 @@ def _bound_names(statement: ast.stmt) -> list[str]:
     return sorted(stored - inner)
 
 
-def rebuild(
-    function: FunctionType, code: CodeType, cells: Mapping[str, CellType]
-) -> FunctionType:
+def rebuild(function: FunctionType, code: CodeType, cells: Mapping[str, CellType]) -> FunctionType:
     """A function like another one, with other code.
 
     Args:

@@ -77,6 +77,12 @@ class Recipe:
     functions: tuple[FunctionName, ...]
     lost: tuple[str, ...]
 
+    @property
+    def digest(self) -> str:
+        """Digest of all but the token."""
+        parts = (sorted(map(repr, self.files)), sorted(self.methods), self.functions, self.lost)
+        return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
     def __copy__(self) -> "Recipe":
         return self
 

@@ -4,7 +4,8 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from safemodules.mutation.finder import FoundSite, Place, has_effects
+from safemodules.mutation.finder import has_effects
+from safemodules.mutation.found import FoundSite, Place
 from safemodules.mutation.resolution import mangled
 from safemodules.mutation.sites import SiteKind
 from safemodules.mutation.source import SourceFile
@@ -62,7 +63,7 @@ class Templates:
     def _key(self, accessor: ast.Subscript) -> tuple[Part, ...]:
         """``_sm_key[...]`` with the text between the brackets."""
         start, end = self.file.end(accessor.value), self.file.end(accessor)
-        opening = self.file.data.index(b"[", start)
+        opening = self._find(b"[", start)
         return (*self._gap(start, opening), f"{PREFIX}key", Kept(opening, end))
 
     # -- one maker per kind of site -----------------------------------------------------
@@ -138,7 +139,8 @@ class Templates:
             first = ("(", *first, ")")
         name = f"{PREFIX}m_{site.op}"
         if place.accessors:
-            first, name = self._place(place, class_name), f"{PREFIX}ma_{site.op}"
+            kind = "ma" if isinstance(site.parent, ast.Expr) else "mp"
+            first, name = self._place(place, class_name), f"{PREFIX}{kind}_{site.op}"
         call: tuple[Part, ...] = (f"{name}(", *first, *gap, comma, rest, ")")
         yield self._rebinding(site, place, call, class_name)
 
@@ -185,7 +187,7 @@ class Templates:
         opening, end = self._opening(node), self.file.end(node)
         arguments: tuple[Part, ...] = (Kept(opening + 1, end - 1),)
         if place.accessors:
-            helper = f"{helper}_at"
+            helper += "_at" if isinstance(site.parent, ast.Expr) else "_pair"
             behind = self._behind_first(node)
             arguments = (
                 *(Breaks(opening, behind), *self._place(place, class_name)),
@@ -201,13 +203,15 @@ class Templates:
         end = self.file.end(node) - 1
         if len(node.args) + len(node.keywords) == 1:
             return end
-        comma = self.file.data.index(b",", self.file.end(node.args[0]), end)
-        return comma
+        return self._find(b",", self.file.end(node.args[0]))
 
     def _opening(self, node: ast.Call) -> int:
         """Offset of the bracket that opens the arguments of a call."""
-        position = self.file.end(node.func)
-        while (found := self.file.data[position : position + 1]) != b"(":
+        return self._find(b"(", self.file.end(node.func))
+
+    def _find(self, token: bytes, position: int) -> int:
+        """Offset of the next token of one byte; comments are passed over."""
+        while (found := self.file.data[position : position + 1]) != token:
             if found == b"#":
                 position = self.file.data.index(b"\n", position)
             position += 1
@@ -224,16 +228,11 @@ class Templates:
             return Edit(start, end, (f"{place.root} = ", *call))
         if _is_target(site.parent, place):
             return Edit(start, end, call)
-        bound: tuple[Part, ...] = (f"({place.root} := ", *call, ")")
-        if place.accessors:  # the expression's value is the entry, taken from what is new
-            last = place.accessors[-1]
-            data = self.file.data
-            text = data[self._root_end(place) : self.file.end(last)].decode()
-            bound = ("(", *bound, " ".join(text.split("\n")), ")")
-        return Edit(start, end, bound)
-
-    def _root_end(self, place: Place) -> int:
-        return self.file.end(place.accessors[0].value)
+        if not place.accessors:
+            return Edit(start, end, (f"({place.root} := ", *call, ")"))
+        pair = f"{PREFIX}pair"  # the value and what the name stands for; empty afterwards
+        opening, closing = f"(({place.root} := ({pair} := ", f").pop()), {pair}.pop())[1]"
+        return Edit(start, end, (opening, *call, closing))
 
 
 def _is_target(parent: ast.AST | None, place: Place) -> bool:

@@ -6,6 +6,7 @@ out, since modules keep times in them.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -46,5 +47,14 @@ def attribute_values(model: nn.Module, *, keep_values: bool = False) -> Attribut
 
 
 def changed_attributes(before: Mapping[str, TensorDigest | str], after: Attributes) -> Attributes:
-    """Return the attributes that a run changed or made, as they are after it."""
-    return {name: value for name, value in after.items() if before.get(name) != value}
+    """Return the attributes that a run changed or made, as they are after it.
+
+    Whether a tensor requires grad is no change: it depends on whether the run made gradients.
+    """
+    return {name: value for name, value in after.items() if not _same(before.get(name), value)}
+
+
+def _same(before: TensorDigest | str | None, after: TensorDigest | str) -> bool:
+    if isinstance(before, TensorDigest) and isinstance(after, TensorDigest):
+        return replace(before, requires_grad=after.requires_grad) == after
+    return before == after

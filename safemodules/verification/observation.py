@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from safemodules.errors import StateError
 from safemodules.state import RandomState, preserved, seed_everything
 from safemodules.trees import CallArguments, clone_inputs, describe_structure, flatten_tensors
 from safemodules.verification.attributes import attribute_values, changed_attributes
@@ -101,9 +102,21 @@ class Observation:
 
 
 def set_mode(model: nn.Module, mode: Mode) -> None:
-    """Put a model into a mode by its own ``train()`` or ``eval()``."""
-    if mode != "keep":
+    """Put a model into a mode by its own ``train()`` or ``eval()``.
+
+    Raises:
+        StateError: It refuses, as a frozen module does.
+    """
+    if mode == "keep":
+        return
+    try:
         model.train(mode == "train")
+    except Exception as error:
+        raise StateError(
+            f"{type(model).__name__} cannot be put into {mode} mode, in which it is to be "
+            f"compared: {type(error).__name__}: {error}. Make its `training` flags writable, or "
+            "convert it without example_inputs."
+        ) from error
 
 
 @contextlib.contextmanager

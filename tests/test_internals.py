@@ -1,0 +1,125 @@
+"""Every private name of torch that the package reads is there, and is read in one file."""
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import safemodules
+from safemodules.mutation import internals
+
+PACKAGE = Path(safemodules.__file__).parent
+HOME = Path(internals.__file__)
+
+
+def test_registries_of_a_module_are_there():
+    module = nn.BatchNorm1d(2)
+    for name in internals.REGISTRIES:
+        assert isinstance(vars(module)[name], dict)
+    assert internals.is_initialised(module)
+    assert not internals.is_initialised(nn.Module.__new__(nn.Module))
+    model = nn.Sequential(module, module)
+    assert list(internals.children(model)) == ["0", "1"]
+
+
+def test_hooks_are_seen():
+    for register in ("register_forward_hook", "register_forward_pre_hook"):
+        module = nn.Identity()
+        assert not internals.has_hooks(module)
+        getattr(module, register)(lambda *_: None)
+        assert internals.has_hooks(module)
+
+
+def test_compiled_modules_are_seen():
+    module = nn.Linear(2, 2)
+    assert internals.is_optimized(torch.compile(module, backend="eager"))
+    assert not internals.is_optimized(module)
+    assert not internals.is_compiled_in_place(module)
+    module.compile(backend="eager")
+    assert internals.is_compiled_in_place(module)
+
+
+def test_lazy_modules_are_seen():
+    assert internals.is_lazy(nn.LazyLinear(2))
+    assert not internals.is_lazy(nn.Linear(2, 2))
+
+
+def test_classes_of_sharding_are_seen():
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    sharded = type("FSDPLinear", (fsdp.FSDPModule, nn.Linear), {})
+    module = nn.Linear(2, 2)
+    assert not internals.is_sharded(module)
+    module.__class__ = sharded
+    assert internals.is_sharded(module)
+
+
+def test_parametrized_classes_are_seen():
+    module = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    assert internals.is_parametrized_class(type(module))
+    assert type(module).__bases__ == (nn.Linear,)
+    assert internals.user_class_of(type(module)) is nn.Linear
+    assert not any(internals.is_parametrized_class(type(m)) for m in module.parametrizations.modules())
+
+
+def test_classes_of_cpp_and_quantized_modules_are_where_they_were():
+    import torch.nn.cpp
+
+    assert torch.nn.cpp.ModuleWrapper.__module__ == "torch.nn.cpp"
+    assert ".quantized" in torch.ao.nn.quantized.Linear.__module__
+
+
+def private_names(tree: ast.AST) -> set[tuple[int, str]]:
+    """Private attributes that are read of something other than ``self`` and ``cls``."""
+    own = {"self", "cls"}
+    return {
+        (node.lineno, node.attr)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.endswith("__")
+        and not (isinstance(node.value, ast.Name) and node.value.id in own)
+        and not (isinstance(node.value, ast.Call) and ast.unparse(node.value) == "super()")
+    }
+
+
+def names_of_torch() -> set[str]:
+    """Private names that a tensor, a module or torch itself has."""
+    grad_fn = torch.ones(1, requires_grad=True).exp().grad_fn
+    values = [torch.Tensor, nn.Module(), torch, torch._C, torch.autograd.graph, grad_fn]
+    return {name for value in values for name in dir(value) if name.startswith("_")}
+
+
+# Members of every tensor and module, which are as good as public.
+EVERYWHERE = {"_base", "_buffers", "_is_view", "_modules", "_parameters", "_version"}
+# What the recorder of the diagnosis reads where it stands.
+ELSEWHERE = {
+    ("mutation/frames.py", "_call_impl"),
+    ("mutation/graph.py", "_sequence_nr"),
+    ("mutation/operations.py", "_cdata"),
+    ("mutation/recorder.py", "_C"),
+    ("mutation/replay.py", "_C"),
+}
+
+
+def test_no_other_file_reads_a_private_name_of_torch():
+    known = names_of_torch()
+    assert known >= EVERYWHERE | {name for _, name in ELSEWHERE}
+    found = {
+        f"{path.relative_to(PACKAGE)}:{line} {name}"
+        for path in PACKAGE.rglob("*.py")
+        if path != HOME
+        for line, name in private_names(ast.parse(path.read_text()))
+        if name in known - EVERYWHERE
+        and (path.relative_to(PACKAGE).as_posix(), name) not in ELSEWHERE
+    }
+    assert not found, "move these into mutation/internals.py"
+
+
+def test_every_function_of_internals_has_a_docstring_that_says_what_it_is_for():
+    for name, value in vars(internals).items():
+        public = inspect.isfunction(value) and not name.startswith("_")
+        if public and value.__module__ == internals.__name__:
+            assert value.__doc__, name
