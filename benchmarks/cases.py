@@ -70,7 +70,7 @@ class Case:
 
     @property
     def seconds(self) -> float | None:
-        """Measured seconds of one pass on one core, if the case has been measured."""
+        """CPU seconds of one pass on one core, if the case has been measured."""
         return measured_seconds().get(self.name)
 
     @property
@@ -111,7 +111,7 @@ def cheap_truncated_normal() -> Iterator[None]:
     198 M weights of ``convnext_large``. Any random weights will do here.
     """
     original = Tensor.erfinv_
-    Tensor.erfinv_ = lambda self: self  # type: ignore[method-assign]
+    Tensor.erfinv_ = lambda self: self  # type: ignore[method-assign, assignment, return-value]
     try:
         yield
     finally:
@@ -139,7 +139,7 @@ def disperse_constant_parameters(model: nn.Module) -> None:
 
 @cache
 def measured_seconds() -> dict[str, float]:
-    """Seconds of one pass by case name, from the committed table."""
+    """CPU seconds of one pass by case name, from the committed table."""
     path = DATA / "seconds.json"
     table: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
     return table

@@ -39,8 +39,8 @@ class Outcome:
         detail: What was refused or raised, or what the original does that is worth knowing.
         differences: What is not equal, the first few.
         sites: In-place sites found and decided.
-        convert_seconds: Time of the conversion.
-        pass_seconds: Time of all measured runs, train and eval, before and after.
+        convert_seconds: CPU seconds of the conversion.
+        pass_seconds: CPU seconds of all measured runs, train and eval, before and after.
         parameters: Number of parameters.
         informative: Smallest share, over the modes, of parameters with a finite gradient
             that is not all zero.
@@ -126,13 +126,13 @@ def compare(case: Case, converter: Converter, *, with_inputs: bool = True) -> Ou
     rng = rng_digest()
     call = case.call("train" if "train" in case.modes else "eval") if with_inputs else None
     refused = ""
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         converted = converter.convert(model, call)
     except converter.refusals as error:
         refused = f"{type(error).__name__}: {first_line(error)}"
         converted = model
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
 
     differences = ["convert: another object is returned"] if converted is not model else []
     differences += structure.differences(Structure(model), converted=not refused)

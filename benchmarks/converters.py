@@ -88,7 +88,7 @@ class FlagsOff:
         """Set the flags."""
         self._flipped = [m for m in model.modules() if getattr(m, "inplace", False) is True]
         for module in self._flipped:
-            module.inplace = False
+            module.inplace = False  # type: ignore[assignment]
         return model
 
     def sites(self, model: nn.Module) -> Sites:
@@ -98,7 +98,7 @@ class FlagsOff:
     def revert(self, model: nn.Module) -> nn.Module:
         """Set the flags back."""
         for module in self._flipped:
-            module.inplace = True
+            module.inplace = True  # type: ignore[assignment]
         return model
 
 

@@ -28,7 +28,7 @@ def digest(tensor: Tensor) -> str:
     ]
     # Conjugate and negative bits are resolved; an expanded tensor is written out.
     data = tensor.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    raw = data.view(torch.uint8).numpy() if data.numel() else b""
+    raw = data.view(torch.uint8).numpy().data if data.numel() else b""
     return f"{kind} strides {strides} {hashlib.sha256(raw).hexdigest()[:24]}"
 
 

@@ -91,7 +91,7 @@ def edit_by_hand(model: nn.Module) -> nn.Module:
         if edited is not None:
             module.__class__ = edited
         if getattr(module, "inplace", False) is True:
-            module.inplace = False
+            module.inplace = False  # type: ignore[assignment]
     return model
 
 

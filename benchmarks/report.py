@@ -108,7 +108,7 @@ def markdown(outcomes: Sequence[Outcome], command: str, title: str) -> str:
         "*equal*: outputs, gradients of parameters and inputs, buffers, generators and the",
         "caller's inputs are equal bit for bit, in train and in eval mode; names, objects and",
         "`state_dict` keys are the same; reverting restores classes, flags and the forward.",
-        "*runs s*: all measured runs; *gradients seen*: share of the parameters with a finite",
+        "*runs s*, *convert s*: CPU seconds; *gradients seen*: share of parameters with a finite",
         "gradient that is not all zero, in the worse mode.",
     ]
     for suite in dict.fromkeys(outcome.case.split("/", 1)[0] for outcome in outcomes):

@@ -34,28 +34,26 @@ class Options:
 
     converter: str | None = "safemodules"
     with_inputs: bool = True
-    timeout: float = 300.0
+    timeout: float = 900.0
     memory: float = 12_000.0
     recycle: int = 20
 
 
 def run_case(name: str, options: Options) -> Outcome:
     """Run one case in this process; an error becomes an outcome."""
-    import torch
-
     from benchmarks.cases import load_case
     from benchmarks.compare import check_repeatable, compare
     from benchmarks.converters import make_converter
 
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
     try:
-        case = load_case(name)
-        if options.converter is None:
-            outcome = check_repeatable(case)
-        else:
-            converter = make_converter(options.converter)
-            outcome = compare(case, converter, with_inputs=options.with_inputs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            case = load_case(name)
+            if options.converter is None:
+                outcome = check_repeatable(case)
+            else:
+                converter = make_converter(options.converter)
+                outcome = compare(case, converter, with_inputs=options.with_inputs)
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = (str(error).splitlines() or [""])[0][:300]
@@ -74,6 +72,9 @@ def peak_mib() -> float:
 
 def _serve(connection: Connection, options: Options) -> None:
     """Run the cases whose names arrive until None arrives."""
+    import torch
+
+    torch.set_num_threads(1)
     while (name := connection.recv()) is not None:
         connection.send(run_case(name, options))
 

@@ -4,7 +4,7 @@ import abc
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import cases_helpers
 import torch
@@ -164,7 +164,7 @@ class Concrete(AbstractBlock):
 class Registering(type):
     """A metaclass that keeps a list of its classes, and takes no name twice."""
 
-    classes: list[type] = []
+    classes: ClassVar[list[type]] = []
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
         if any(known.__name__ == name for known in mcls.classes):
@@ -183,7 +183,7 @@ class Metaclassed(Residual, metaclass=Registering):
 class Registered(Residual):
     """Its subclasses register themselves, and must be told a key."""
 
-    subclasses: list[type] = []
+    subclasses: ClassVar[list[type]] = []
 
     def __init_subclass__(cls, *, key: str, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -4,7 +4,7 @@ import math
 import os
 
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -18,7 +18,7 @@ def examples(number: int) -> settings:
         derandomize=not EXAMPLES,
         deadline=None,
         database=None,
-        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
 
 

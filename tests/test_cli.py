@@ -428,7 +428,8 @@ def test_convert_prints_what_the_golden_file_shows(
 
 @pytest.fixture(scope="module")
 def acts() -> dict[str, demo.Act]:
-    return {name: play(None) for name, play in demo.ACTS.items()}
+    with demo._one_thread():
+        return {name: play(None) for name, play in demo.ACTS.items()}
 
 
 def test_the_unet_fault_is_the_one_people_search_for(acts: dict[str, demo.Act]) -> None:

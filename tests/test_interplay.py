@@ -209,7 +209,9 @@ def process_group(tmp_path):
 
     if not dist.is_available():
         pytest.skip("torch.distributed is not built in")
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
     yield
     dist.destroy_process_group()
 
@@ -232,7 +234,9 @@ def test_fully_shard_after_conversion_works_and_forbids_revert(process_group):
         assert torch.equal(parameter.grad.full_tensor(), gradient)
     assert type(model[1:]).__name__ == "Container"
     before = [type(m) for m in model.modules()]
-    with pytest.raises(sm.RevertError, match=r"the model itself was given the class 'FSDPContainer'"):
+    with pytest.raises(
+        sm.RevertError, match=r"the model itself was given the class 'FSDPContainer'"
+    ):
         sm.revert_model(model)
     assert [type(m) for m in model.modules()] == before
 

@@ -21,7 +21,10 @@ def everything(model: nn.Module):
     """All that a plan must leave: classes, attributes, versions, gradients, flags, streams."""
     tensors = [*model.parameters(), *model.buffers()]
     return (
-        [(n, type(m), m.training, {k: id(v) for k, v in vars(m).items()}) for n, m in model.named_modules()],
+        [
+            (n, type(m), m.training, {k: id(v) for k, v in vars(m).items()})
+            for n, m in model.named_modules()
+        ],
         [(id(t), t._version, id(t.grad), t.requires_grad) for t in tensors],
         [t.detach().clone().tolist() for t in tensors],
         torch.get_rng_state().tolist(),

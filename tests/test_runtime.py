@@ -3,6 +3,7 @@
 The oracle is always the original operator itself, on a copy of the target's whole storage.
 """
 
+import inspect
 import itertools
 import operator
 from collections import namedtuple
@@ -33,12 +34,12 @@ from torch import Tensor, fx, nn
 
 from safemodules.mutation.operators import (
     AUGMENTED_FUNCTIONS,
-    AUGMENTED_SYMBOLS,
+    RANDOM_FUNCTIONS,
     flagged_functions,
     function_twins,
     method_kind,
 )
-from safemodules.rewriting.runtime import KEY, helper
+from safemodules.rewriting.runtime import KEY, TRAINING_SLOTS, helper
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -531,6 +532,20 @@ def _augment_entry(t, v):
     return t
 
 
+def assert_same_gradients(in_place, out_of_place, *how):
+    """Both give the same result and gradients, unless the original's backward raises."""
+    try:
+        expected, true_grads = gradients(*how[:3], in_place, *how[3:])
+    except RuntimeError:
+        return
+    got, grads = gradients(*how[:3], out_of_place, *how[3:])
+    assert_same_tensor(got.detach(), expected.detach())
+    assert got.requires_grad == expected.requires_grad
+    assert [g is None for g in grads] == [g is None for g in true_grads]
+    for one, true in zip(grads, true_grads, strict=True):
+        assert one is None or bits(one) == bits(true)
+
+
 @pytest.mark.parametrize("name", GRADIENTS)
 @given(
     shape=shapes,
@@ -542,21 +557,42 @@ def _augment_entry(t, v):
 @examples(12)
 def test_gradients_are_those_of_the_in_place_operator(name, shape, layout, state, scalar, seed):
     in_place, out_of_place = GRADIENTS[name]
+    assume(shape or name not in {"item", "entry"})
     storage = random_values(storage_size(shape, layout), torch.float64, 3 * seed + 1)
-    wants_tensor = name in {"copy_", "item from operand"}
     size = int(torch.Size(shape).numel())
     other = random_values(size, torch.float64, 3 * seed + 2).reshape(shape)
-    other = 2.5 if scalar and not wants_tensor else other
-    assume(shape or name not in {"item", "entry"})
-    # dividing in place keeps no value that it overwrites; so it is with all of these
-    expected, true_grads = gradients(storage, shape, layout, in_place, other, state)
-    got, grads = gradients(storage, shape, layout, out_of_place, other, state)
-    assert_same_tensor(got, expected)
-    assert got.requires_grad == expected.requires_grad
-    assert [g is None for g in grads] == [g is None for g in true_grads]
-    for one, true in zip(grads, true_grads, strict=True):
-        if one is not None:
-            assert bits(one) == bits(true)
+    if scalar and name not in {"copy_", "item from operand"}:
+        other = 2.5
+    assert_same_gradients(in_place, out_of_place, storage, shape, layout, other, state)
+
+
+CALLS = [
+    *((name, made.METHODS[name]) for name in METHOD_NAMES),
+    *((call, made.FUNCTIONS[call.__name__]) for call in function_twins()
+      if call.__name__ in made.FUNCTIONS),
+    *((call, made._one(*arguments)) for call, arguments in made.FLAGGED.items()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "arguments"), CALLS, ids=lambda c: getattr(c, "__name__", c))
+@given(data=st.data(), seed=seeds)
+@examples(3)
+def test_gradients_of_every_call_are_those_in_place(call, arguments, data, seed):
+    name = call if isinstance(call, str) else call.__name__
+    shape = tuple(data.draw(made.inplace_targets(name)).shape)
+    storage = random_values(storage_size(shape, "dense"), torch.float64, 3 * seed + 1)
+    target = laid_out(storage, shape, "dense")
+    args, kwargs = arguments(data.draw, target)
+    if isinstance(call, str):
+        in_place = lambda t, v: getattr(t, name)(*args, **kwargs)
+        out_of_place = lambda t, v: helper(f"m_{name}")(t, *args, **kwargs)
+    elif call in made.FLAGGED:
+        in_place = lambda t, v: call(t, *args, inplace=True)
+        out_of_place = lambda t, v: helper("flagged")(call, None, t, *args, inplace=True)
+    else:
+        in_place = lambda t, v: call(t, *args)
+        out_of_place = lambda t, v: helper("function")(call, t, *args)
+    assert_same_gradients(in_place, out_of_place, storage, shape, "dense", 2.5, "grad")
 
 
 def test_an_overwrite_without_a_graph_keeps_the_history():
@@ -574,11 +610,11 @@ def test_an_overwrite_without_a_graph_keeps_the_history():
     assert x.grad.tolist() == [2, 2]
 
 
-@pytest.mark.parametrize("name", ["iadd", "imul", "ipow", "isub"])
-def test_the_symbol_table_names_python_operators(name):
-    names = {"x": 5}
-    exec(f"x {AUGMENTED_SYMBOLS[name]} 2", names)
-    assert names["x"] == AUGMENTED_FUNCTIONS[name][0](5, 2)
+def test_random_functions_know_where_their_training_flag_stands():
+    for function, (slot, default) in TRAINING_SLOTS.items():
+        parameters = list(inspect.signature(function).parameters.values())
+        assert (parameters[slot].name, parameters[slot].default) == ("training", default)
+    assert set(TRAINING_SLOTS) == RANDOM_FUNCTIONS & set(flagged_functions())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

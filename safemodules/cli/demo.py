@@ -6,7 +6,8 @@ import argparse
 import copy
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import torch
@@ -150,6 +151,17 @@ def render(act: Act, number: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep torch to one thread: tensors this small only lose by more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _block(label: str, text: str) -> list[str]:
     return textwrap.wrap(
         text,
@@ -236,7 +248,7 @@ def _run(options: argparse.Namespace, console: Console) -> ExitCode:
     names = options.only or list(ACTS)
     acts = []
     for number, name in enumerate(names, start=1):
-        with console.progress() as progress:
+        with console.progress() as progress, _one_thread():
             act = ACTS[name](progress)
         console.print(render(act, number))
         acts.append(act)

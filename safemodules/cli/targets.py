@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -88,7 +89,8 @@ def _import_file(target: str, path: Path) -> ModuleType:
         )
     path = path.resolve()
     _put_on_path(path.parent)  # siblings import each other, as under `python file.py`
-    name = f"_safemodules_target_{path.stem}"
+    # One name for each path: two files may have equal stems, and even equal text.
+    name = f"_safemodules_target_{zlib.crc32(os.fsencode(path)):08x}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise TargetError(f"TARGET {target!r}: {str(path)!r} cannot be imported")

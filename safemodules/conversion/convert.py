@@ -63,6 +63,7 @@ def convert_model(
         ...     def __init__(self):
         ...         super().__init__()
         ...         self.act = torch.nn.Sequential(torch.nn.Sigmoid(), torch.nn.ReLU(inplace=True))
+        ...
         ...     def forward(self, x):
         ...         return self.act(x)
         >>> net, x = Block(), torch.randn(3, requires_grad=True)

@@ -209,4 +209,3 @@ def _check_options(**options: Any) -> None:
         if not any(type(value) is type(each) and value == each for each in allowed[name]):
             expected = " or ".join(repr(each) for each in allowed[name])
             raise OptionError(f"{name}={value!r} is not available; expected {expected}.")
-

@@ -28,7 +28,7 @@ from safemodules.rewriting.classes import rewriting_of
 
 FORWARD = "forward"
 _FLAGGED = tuple(INPLACE_MODULES)
-_FLAGGED_FORWARDS = frozenset(cls.forward for cls in INPLACE_MODULES)
+_FLAGGED_FORWARDS = frozenset(inspect.getattr_static(cls, FORWARD) for cls in INPLACE_MODULES)
 
 # Kept in the __dict__ of a module whose flag was switched off: where the flag stood before.
 FLAG_MARK = "_safemodules_inplace"

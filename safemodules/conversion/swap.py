@@ -48,23 +48,31 @@ def _undo_all(undo: list[Undo]) -> None:
 # -- flags ----------------------------------------------------------------------------------
 
 
+def _flag(module: nn.Module) -> Any:
+    return module.inplace
+
+
+def _assign_flag(module: nn.Module, value: Any) -> None:
+    module.inplace = value
+
+
 def _set_flag(module: nn.Module, path: str, value: bool) -> Undo:
     """Set ``inplace`` as a user would; where it is an instance attribute, undoing cannot fail."""
     before = module.__dict__.get("inplace", _ABSENT)
-    value_before = module.inplace
+    value_before = _flag(module)
 
     def restore() -> None:
         if before is not _ABSENT:
             module.__dict__["inplace"] = before
         elif "inplace" in module.__dict__:
             del module.__dict__["inplace"]
-        elif module.inplace is not value_before:  # kept elsewhere, by a property or a slot
-            module.inplace = value_before
+        elif _flag(module) is not value_before:  # kept elsewhere, by a property or a slot
+            _assign_flag(module, value_before)
 
     try:
-        module.inplace = value  # type: ignore[assignment]
-        if module.inplace is not value:
-            raise ValueError(f"it is {module.inplace!r} after it was set to {value}")
+        _assign_flag(module, value)
+        if _flag(module) is not value:
+            raise ValueError(f"it is {_flag(module)!r} after it was set to {value}")
     except Exception as error:
         with contextlib.suppress(Exception):
             restore()
@@ -146,7 +154,7 @@ def check_unchanged(survey: Survey) -> None:
     changed += [
         flag.site.module
         for flag in survey.flags
-        if not flag.done and flag.module.inplace is not True
+        if not flag.done and _flag(flag.module) is not True
     ]
     if changed:
         raise ConversionError(

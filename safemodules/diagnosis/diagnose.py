@@ -17,6 +17,7 @@ from safemodules.diagnosis.report import (
     warn_silent,
 )
 from safemodules.mutation.graph import find_silent
+from safemodules.mutation.internals import is_compiled_in_place, is_optimized
 from safemodules.mutation.operations import storage_of
 from safemodules.mutation.recorder import Recorder
 from safemodules.state import preserved
@@ -83,7 +84,7 @@ def _run(
     roots: list[Tensor] = []
     modes = torch.inference_mode(False), torch.enable_grad()
     with preserved(model, copy_parameters=copy_parameters), modes[0], modes[1]:
-        handed, _ = clone_inputs(call, requires_grad=True)
+        handed, _ = clone_inputs(call, requires_grad=_inputs_need_grad(model, call))
         try:
             with recorder:
                 out = model(*handed.inputs, **handed.kwargs)
@@ -97,6 +98,15 @@ def _run(
         warnings = warn_silent(find_silent(roots, recorder), namer)
     error = None if failure is None else f"{type(failure).__name__}: {failure}"
     return Diagnosis(clashes, reports, warnings, error, module_entries(model))
+
+
+def _inputs_need_grad(model: nn.Module, call: CallArguments) -> bool:
+    """Whether to ask for gradients of the inputs too, which shows more.
+
+    Compiled code would be compiled again for inputs of another kind, so it gets its own kind.
+    """
+    compiled = any(is_optimized(m) or is_compiled_in_place(m) for m in model.modules())
+    return not compiled or any(t.requires_grad for _, t in flatten_tensors(call))
 
 
 def _guard(model: nn.Module) -> Callable[[Tensor], None]:

@@ -1,6 +1,6 @@
 """What a recorder keeps of an operation: addresses, versions and lines, never a tensor."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from safemodules.mutation import internals
 from safemodules.mutation.frames import Where
+from safemodules.mutation.operators import flagged_functions
 
 __all__ = [
+    "UNDECLARED",
     "Backward",
     "Call",
     "Failure",
@@ -18,10 +21,13 @@ __all__ = [
     "Operation",
     "Write",
     "describe",
+    "hidden_writes",
+    "may_write",
+    "new_bases",
     "storage_of",
     "tensors_in",
-    "undeclared_writes",
     "version_of",
+    "with_bases",
 ]
 
 
@@ -146,7 +152,7 @@ UNDECLARED: dict[Callable[..., Any], tuple[str, ...]] = {
 }
 
 
-def undeclared_writes(
+def _statistics(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[Tensor]:
     """Tensors that an operation overwrites without moving their versions."""
@@ -216,3 +222,42 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from (entry for entry in value if isinstance(entry, Tensor))
+
+
+def with_bases(tensors: list[Tensor]) -> Iterator[Tensor]:
+    """Tensors, and those of which they are views."""
+    for tensor in tensors:
+        yield tensor
+        if tensor._base is not None:
+            yield tensor._base
+
+
+def new_bases(results: list[Tensor], given: list[tuple[Tensor, int]]) -> Iterator[Tensor]:
+    """Tensors of which the results are views, and which the operation made itself."""
+    old: set[int] | None = None
+    for result in results:
+        base = result._base
+        if base is not None:
+            if old is None:
+                old = {id(t if t._base is None else t._base) for t, _ in given}
+            if id(base) not in old:
+                yield base
+
+
+def may_write(name: str, func: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operation is of a form that may overwrite what it is given."""
+    if name.endswith("_"):
+        inner = name.startswith("__")
+        return not inner or name in ("__setitem__", "__set__") or name.startswith("__i")
+    return name.startswith("_fused_") or "out" in kwargs or func in flagged_functions()
+
+
+def hidden_writes(
+    name: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[Tensor]:
+    """Tensors that are overwritten without moving a version."""
+    if name == "__set__":
+        if getattr(func, "__self__", None) is internals.DATA and isinstance(args[1], Tensor):
+            yield args[0]  # a leaf that a node has saved is read again from here
+    else:
+        yield from _statistics(func, tuple(args), dict(kwargs))

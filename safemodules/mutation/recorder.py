@@ -39,10 +39,13 @@ from safemodules.mutation.operations import (
     Operation,
     Write,
     describe,
+    hidden_writes,
+    may_write,
+    new_bases,
     storage_of,
     tensors_in,
-    undeclared_writes,
     version_of,
+    with_bases,
 )
 from safemodules.mutation.operators import flagged_functions
 
@@ -141,7 +144,7 @@ class Recorder(TorchFunctionMode):
             return self._backward(func, args, kwargs)
         plain = _PLAIN.issuperset(types)
         given = list(_versions(tensors_in([*args, *kwargs.values()]), plain))
-        if self._before_write is not None and _may_write(name, func, kwargs):
+        if self._before_write is not None and may_write(name, func, kwargs):
             for tensor, _ in given:
                 self._before_write(tensor)
         try:
@@ -166,9 +169,11 @@ class Recorder(TorchFunctionMode):
         given: list[tuple[Tensor, int]],
     ) -> None:
         written = [tensor for tensor, version in given if version_of(tensor) != version]
-        hidden = list(_hidden(name, func, args, kwargs))
+        hidden = list(hidden_writes(name, func, args, kwargs))
         if torch.is_grad_enabled():
-            made = list(self._unnoted(tensors_in((result,)), written))
+            results = list(tensors_in((result,)))
+            made = list(self._unnoted([*results, *new_bases(results, given), *with_bases(written)]))
+
         else:
             made = []
             self._note_function()
@@ -263,13 +268,10 @@ class Recorder(TorchFunctionMode):
             if len(self.applied) > _APPLICATIONS:
                 self.applied.popitem(last=False)
 
-    def _unnoted(
-        self, results: Iterable[Tensor], written: Iterable[Tensor] = ()
-    ) -> Iterator[tuple[Any, Tensor]]:
-        """Nodes of tensors that have no note yet, each once; of a written view also its base's."""
+    def _unnoted(self, tensors: Iterable[Tensor]) -> Iterator[tuple[Any, Tensor]]:
+        """Nodes of tensors that have no note yet, each once."""
         seen: set[int] = set()
-        bases = (tensor._base for tensor in written if tensor._base is not None)
-        for tensor in (*results, *written, *bases):
+        for tensor in tensors:
             try:
                 node: Any = tensor.grad_fn if tensor.requires_grad else None
             except RuntimeError:  # a view that was written where autograd cannot follow
@@ -357,25 +359,6 @@ def _versions(tensors: Iterable[Tensor], plain: bool) -> Iterator[tuple[Tensor, 
         for tensor in tensors:
             if not tensor.is_inference():
                 yield tensor, tensor._version
-
-
-def _may_write(name: str, func: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operation is of a form that may overwrite what it is given."""
-    if name.endswith("_"):
-        inner = name.startswith("__")
-        return not inner or name in ("__setitem__", "__set__") or name.startswith("__i")
-    return name.startswith("_fused_") or "out" in kwargs or func in flagged_functions()
-
-
-def _hidden(
-    name: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Iterator[Tensor]:
-    """Tensors that are overwritten without moving a version."""
-    if name == "__set__":
-        if getattr(func, "__self__", None) is internals.DATA and isinstance(args[1], Tensor):
-            yield args[0]  # a leaf that a node has saved is read again from here
-    else:
-        yield from undeclared_writes(func, tuple(args), dict(kwargs))
 
 
 def _maker(tensor: Tensor) -> Operation | None:

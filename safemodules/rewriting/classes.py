@@ -10,24 +10,19 @@ NOTE [ Pickling ] in ``rewriting/recipes.py``.
 import abc
 import copyreg
 import functools
-import inspect
 import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import CellType, FunctionType
+from types import FunctionType
 from typing import Any
 
 from safemodules.errors import ConversionError, SourceError
 from safemodules.mutation.internals import USER_CLASS
-from safemodules.mutation.reach import next_in_mro, underlying_functions, wrapped_functions
-from safemodules.mutation.resolution import is_foreign
-from safemodules.mutation.source import FunctionSource, source_of
-from safemodules.rewriting.functions import EditedFile, cell, helper_names, rebuild
+from safemodules.rewriting.functions import EditedFile
+from safemodules.rewriting.methods import MethodBuilder
 from safemodules.rewriting.recipes import Recipe, digest, find_function, load_edits, make_recipe
-from safemodules.rewriting.runtime import helper, make_twin
-from safemodules.rewriting.templates import PREFIX
 
 # What `inspect`, `typing` and `dataclasses` read from a class itself, not through its bases.
 _COPIED = (
@@ -38,8 +33,6 @@ _COPIED = (
     "__static_attributes__",
     "__type_params__",
 )
-
-Functions = Mapping[Callable[..., Any], Callable[..., Any]]
 
 
 class ConversionWarning(UserWarning):
@@ -64,7 +57,7 @@ class Converted:
         assert generated is not None
         user = generated._safemodules_user_class
         reducer = copyreg.dispatch_table.get(user)
-        reduced = super().__reduce_ex__(protocol) if reducer is None else reducer(self)  # type: ignore[arg-type]
+        reduced = super().__reduce_ex__(protocol) if reducer is None else reducer(self)
         if not isinstance(reduced, tuple):  # the name of a global
             return reduced
         make, args, *rest = reduced
@@ -98,11 +91,27 @@ def rewriting_of(cls: type) -> "Rewriting | None":
     return None if generated is None else generated._safemodules_rewriting
 
 
-def make_class(meta: type, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
+def make_class(meta: type, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
     """Make a class without running what a user's metaclass does when one is made."""
     if issubclass(meta, abc.ABCMeta):  # keeps its registry in every class
         return abc.ABCMeta.__new__(meta, name, bases, namespace)
     return type.__new__(meta, name, bases, namespace)
+
+
+def _subclass(user: type, rewriting: "Rewriting", methods: dict[str, Any]) -> type[Converted]:
+    """The class with edited methods."""
+    namespace = {name: vars(user)[name] for name in _COPIED if name in vars(user)}
+    namespace |= {
+        "__slots__": (),
+        "__module__": user.__module__,
+        "__qualname__": user.__qualname__,
+        "__doc__": user.__doc__,
+        USER_CLASS: user,
+        "_safemodules_rewriting": rewriting,
+        **methods,
+    }
+    made: type[Converted] = make_class(type(user), user.__name__, (Converted, user), namespace)
+    return made
 
 
 def _remake(recipe: Recipe, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -149,12 +158,11 @@ class Rewriting:
     methods: Mapping[str, tuple[str, ...]]
     functions: tuple[FunctionType, ...]
     classes: dict[type, type[Converted]] = field(default_factory=dict)
-    cells: dict[str, CellType] = field(default_factory=dict)
     twins: dict[Callable[..., Any], Callable[..., Any]] = field(default_factory=dict)
     extensions: dict[str, "Rewriting"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        builder = _Builder(self, None, self.twins)
+        builder = MethodBuilder(self.files, None, self.twins)
         for function in self.functions:
             builder.enter(function)
 
@@ -207,7 +215,8 @@ class Rewriting:
         if not names:
             return user
         if user not in self.classes:
-            self.classes[user] = _Builder(self, user, dict(self.twins)).generate(names)
+            methods = MethodBuilder(self.files, user, dict(self.twins)).methods(names)
+            self.classes[user] = _subclass(user, self, methods)
         return self.classes[user]
 
     def holds(self, filename: str, start: int, end: int) -> bool:
@@ -245,140 +254,6 @@ _rewritings: weakref.WeakValueDictionary[str, Rewriting] = weakref.WeakValueDict
 _impossible: weakref.WeakSet[Recipe] = weakref.WeakSet()
 
 
-class _Builder:
-    """Makes the edited functions of a conversion, as one class (or no class) runs them.
-
-    Attributes:
-        user: the class whose methods are made; ``None`` for plain functions.
-        table: original -> edited function; it is what the code looks its callees up in.
-    """
-
-    def __init__(
-        self,
-        rewriting: Rewriting,
-        user: type | None,
-        table: dict[Callable[..., Any], Callable[..., Any]],
-    ) -> None:
-        self.rewriting, self.user, self.table = rewriting, user, table
-        self.lookup = make_twin(table)
-        self.twin = cell(self.lookup)
-        self.entered: set[FunctionType] = set()
-
-    def generate(self, names: Iterable[str]) -> type[Converted]:
-        """The class with the edited methods."""
-        user = self.user
-        assert user is not None
-        for base in user.__mro__:  # for explicit `Base.forward(self, x)` and behind decorators
-            for attribute in vars(base).values():
-                for function in underlying_functions(attribute):
-                    self.enter(function)
-        namespace: dict[str, Any] = {name: vars(user)[name] for name in _COPIED if name in vars(user)}
-        namespace |= {
-            "__slots__": (),
-            "__module__": user.__module__,
-            "__qualname__": user.__qualname__,
-            "__doc__": user.__doc__,
-            USER_CLASS: user,
-            "_safemodules_rewriting": self.rewriting,
-        }
-        for name in names:
-            attribute = inspect.getattr_static(user, name, None)
-            edited = _map_functions(attribute, self.edited)
-            if edited is not attribute:
-                namespace[name] = edited
-        return make_class(type(user), user.__name__, (Converted, user), namespace)
-
-    def enter(self, function: FunctionType) -> None:
-        """Enter the edited form of a function, and of those in its closure, into the table."""
-        if function in self.entered:
-            return
-        self.entered.add(function)
-        for _, inner in wrapped_functions(function):
-            self.enter(inner)
-        edited = self.edited(function)
-        if edited is not function:
-            self.table[function] = edited
-
-    def edited(self, function: FunctionType) -> FunctionType:
-        """A function compiled from edited text; the function itself if it has no edit."""
-        known = self.table.get(function)
-        if known is not None:
-            assert isinstance(known, FunctionType)
-            return known
-        if is_foreign(function.__code__.co_filename):
-            return self._with_inner(function)
-        source = self._source(function)
-        if source is None:
-            return function
-        code = self.rewriting.files[function.__code__.co_filename].code(source)
-        cells = {f"{PREFIX}{name}": self._cell(name, function) for name in helper_names(code)}
-        return rebuild(function, code, cells)
-
-    def _source(self, function: FunctionType) -> FunctionSource | None:
-        """The source of a function that is edited, else ``None``."""
-        file = self.rewriting.files.get(function.__code__.co_filename)
-        if file is None:
-            return None
-        first = function.__code__.co_firstlineno
-        lines = file.original.line_starts
-        if first > len(lines) or not any(lines[first - 1] <= edit.start for edit in file.edits):
-            return None
-        source = source_of(function)
-        return source if file.holds(source) else None
-
-    def _with_inner(self, function: FunctionType) -> FunctionType:
-        """A wrapper of torch's own (such as ``no_grad``) around edited functions."""
-        own = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        replaced = {
-            name: cell(self.lookup(own[name].cell_contents))
-            for name, inner in wrapped_functions(function)
-            if inner in self.table
-        }
-        return rebuild(function, function.__code__, replaced) if replaced else function
-
-    def _cell(self, name: str, function: FunctionType) -> CellType:
-        if name == "twin":
-            return self.twin
-        if name.startswith("super_"):
-            return cell(self._super(name[len("super_") :], function))
-        cells = self.rewriting.cells
-        if name not in cells:
-            cells[name] = cell(helper(name))
-        return cells[name]
-
-    def _super(self, name: str, function: FunctionType) -> FunctionType:
-        """What ``super().<name>`` finds from a method of the class or one of its bases."""
-        assert self.user is not None
-        closure = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        target = next_in_mro(self.user, closure["__class__"].cell_contents, name)
-        return self.edited(target)
-
-
-def _map_functions(attribute: Any, edit: Callable[[FunctionType], FunctionType]) -> Any:
-    """Apply a change to the functions behind a class attribute, and wrap it up as before."""
-    if isinstance(attribute, FunctionType):
-        return edit(attribute)
-    if isinstance(attribute, staticmethod | classmethod):
-        inner = _map_functions(attribute.__func__, edit)
-        return attribute if inner is attribute.__func__ else type(attribute)(inner)
-    if isinstance(attribute, functools.partial):
-        inner = _map_functions(attribute.func, edit)
-        if inner is attribute.func:
-            return attribute
-        return type(attribute)(inner, *attribute.args, **attribute.keywords)
-    if isinstance(attribute, property) and isinstance(attribute.fget, FunctionType):
-        getter = edit(attribute.fget)
-        return attribute if getter is attribute.fget else attribute.getter(getter)
-    if isinstance(attribute, functools.cached_property) and isinstance(attribute.func, FunctionType):
-        getter = edit(attribute.func)
-        if getter is attribute.func:
-            return attribute
-        made = type(attribute)(getter)
-        made.__set_name__(type(None), attribute.attrname or getter.__name__)
-        return made
-    return attribute
-
-
 def _from_recipe(recipe: Recipe) -> Rewriting | None:
     files, modules = {}, {}
     try:
@@ -394,8 +269,8 @@ def _from_recipe(recipe: Recipe) -> Rewriting | None:
     if recipe.lost:
         names = ", ".join(recipe.lost)
         warnings.warn(
-            f"a converted model was loaded, but these functions of it run as the original's, since "
-            f"no importable name leads to them: {names}. Convert the model again.",
+            "a converted model was loaded, but these functions of it run as the original's, "
+            f"since no importable name leads to them: {names}. Convert the model again.",
             ConversionWarning,
             stacklevel=4,
         )

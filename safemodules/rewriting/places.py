@@ -137,4 +137,3 @@ def _copies(key: Any) -> bool:
         or isinstance(key, slice)
         or (not isinstance(key, bool) and hasattr(key, "__index__"))
     )
-

@@ -2,9 +2,10 @@
 
 NOTE [ Exact by construction ]: the result of an out-of-place operator is used only if it
 has the dtype, shape, strides and device of the tensor that the original would have
-overwritten; on the same kernels that is the same values. In every other case (a promoted
-dtype, broadcasting, a view with gaps, random numbers, an error) the original in-place
-operator runs on a copy that is laid out alike. So whatever the original does or refuses, the
+overwritten; on the same kernels that is the same values, and backward computes from the same
+ones. In every other case (a promoted dtype, broadcasting, a view with gaps, random numbers,
+an error, a gradient with other rounding) the original in-place operator runs on a copy that
+is laid out alike. So whatever the original does or refuses, the
 copy does. It is the only operator that raises: what the other one raises is not heard.
 
 Two refusals are lifted, since nothing is overwritten: that of an operand which overlaps
@@ -55,6 +56,10 @@ TRAINING_SLOTS = {
     F.feature_alpha_dropout: (2, False),
     F.rrelu: (3, False),
 }
+
+# In place, their backward computes from the result what it else computes from the input: the
+# same but for rounding. (`derivatives.yaml`: elu_backward with is_result.)
+RESULT_FUNCTIONS = frozenset({F.celu, F.elu, F.elu_, F.selu, torch.celu_, torch.selu_})
 
 
 def _attempt(target: Tensor, compute: Callable[[], Any]) -> Any:
@@ -108,7 +113,7 @@ def function(call: Callable[..., Any], target: Any, /, *args: Any, **kwargs: Any
         return twin(target, *args, **kwargs)
     if written_in_place(target):
         return call(target, *args, **kwargs)
-    if twin is not None and call not in RANDOM_FUNCTIONS:
+    if twin is not None and call not in RANDOM_FUNCTIONS and call not in RESULT_FUNCTIONS:
         result = _attempt(target, lambda: twin(target, *args, **kwargs))
         if result is not None:
             return result
@@ -131,7 +136,8 @@ def flagged(
         return _with_flag(call, slot, False, target, args, kwargs)
     if written_in_place(target):
         return call(target, *args, **kwargs)
-    if not _draws(call, args, kwargs):  # an accelerator draws otherwise where it is out of place
+    # out of place, an accelerator draws other numbers
+    if call not in RESULT_FUNCTIONS and not _draws(call, args, kwargs):
         result = _attempt(target, lambda: _with_flag(call, slot, False, target, args, kwargs))
         if result is not None:
             return result

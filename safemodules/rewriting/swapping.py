@@ -52,7 +52,7 @@ def _rebased(parametrized: type, base: type) -> type:
         return original  # type: ignore[no-any-return]
     # a generated base swallows the user's __init_subclass__; the right one is set afterwards
     quiet = base if generated_class(base) is not None else parametrized.__bases__[0]
-    made = make_class(
+    made: type = make_class(
         type(parametrized),
         parametrized.__name__,
         (quiet, *parametrized.__bases__[1:]),
