@@ -1,6 +1,7 @@
 """Small models that contracts run over; each overwrites tensors in forward in its own way."""
 
 import abc
+import copy
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ import cases_helpers
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+import safemodules as sm
 
 T = TypeVar("T")
 
@@ -306,6 +309,16 @@ def build(name: str) -> nn.Module:
     """A model of the list, always with the same weights."""
     torch.manual_seed(0)
     return BUILDERS[name]()
+
+
+@functools.cache
+def _converted(name: str) -> nn.Module:
+    return sm.convert_model(build(name), example())
+
+
+def converted(name: str) -> nn.Module:
+    """A copy of a model of the list that was converted with the example."""
+    return copy.deepcopy(_converted(name))
 
 
 def example() -> Tensor:

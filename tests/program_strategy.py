@@ -134,7 +134,7 @@ KEYS = (
     ":, torch.tensor([0, 3])",
     "[0, -1]",
     "torch.tensor(0), 1:",
-    "torch.tensor([True, False, True, False]).expand(4)[:0]",
+    ":, torch.tensor([], dtype=torch.int64)",
     ":, [True, False, True, False]",
 )
 CONDITIONS = (
@@ -323,7 +323,7 @@ class Program:
 
     def consumed(self, t: str) -> None:
         """The tensor gets another name, and is not read under the old one again."""
-        if "[" in t or t not in self.owned or self.loops or self.indent > 2:
+        if not t.startswith("v") or "[" in t or self.loops or self.indent > 2:
             return self.function(t)
         name = self.name()
         calls = [f"{t}.{self.method_call(t)}", self.pick(self.usable(FUNCTIONS)).format(t=t)]
@@ -348,7 +348,7 @@ class Program:
             self.line(f"{name} = {self.atom()} > 0")
             self.line(f"{name} {self.pick(['&=', '|=', '^='])} {self.atom()} < 0.5")
             self.line(f"{name}.logical_not_()")
-            self.read.append(f"({self.atom()} * {name})")
+            self.read.append(f"(x * {name})")
         elif kind == 2:
             self.line(f"{name} = torch.arange(4)")
             self.line(f"{name} {self.pick(['+=', '*=', '<<=', '//=', '%=', '**='])} 2")

@@ -15,8 +15,7 @@ import safemodules as sm
 CASES = sorted(cases.BUILDERS)
 
 
-def converted(name: str) -> nn.Module:
-    return sm.convert_model(cases.build(name), cases.example())
+converted = cases.converted
 
 
 def run(model: nn.Module, x=None):

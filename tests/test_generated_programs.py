@@ -128,14 +128,18 @@ def all_modes():
     return [(train, graph) for train in (True, False) for graph in (True, False)]
 
 
-def assert_converted(original, converted, some_inputs):
-    """The same function; gradients of the converted model are right where the original raises."""
+def assert_converted(original, converted, some_inputs, *, smooth=True):
+    """The same function; gradients of the converted model are right where the original raises.
+
+    With ``smooth`` these are the slopes of the original's forward: it holds nothing that a
+    gradient does not see on purpose, and no single precision.
+    """
     for x in some_inputs:
         for train, graph in all_modes():
             expected = run(original, x, train=train, graph=graph)
             got = run(converted, x, train=train, graph=graph)
             assert_same_run(got, expected)
-            if graph and expected.gradients is None and got.gradients is not None:
+            if smooth and graph and expected.gradients is None and got.gradients is not None:
                 assert_slope(original, got.gradients, x, train=train)
 
 
@@ -143,14 +147,18 @@ def classes(model):
     return {name: type(module) for name, module in model.named_modules()}
 
 
-def check_conversion(original, example, some_inputs):
+def is_smooth(text):
+    return not any(word in text for word in ("no_grad", ".float()", "detach"))
+
+
+def check_conversion(original, example, some_inputs, *, smooth=True):
     """Convert a copy of a model, compare it, revert it, compare it again."""
     model = copy.deepcopy(original)
     before = classes(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sm.ConversionWarning)
         assert sm.convert_model(model, differentiable(example)) is model
-    assert_converted(original, model, some_inputs)
+    assert_converted(original, model, some_inputs, smooth=smooth)
     for train in (True, False) if example is not None else ():
         assert run(model, example, train=train, graph=True).gradients is not None, "it clashes"
     sm.revert_model(model)
@@ -166,8 +174,8 @@ def check_conversion(original, example, some_inputs):
 @examples(100)
 def test_a_converted_program_computes_what_it_did(text):
     for net in build(text):
-        check_conversion(net, EXAMPLE, INPUTS)
-        check_conversion(net, None, INPUTS)
+        check_conversion(net, EXAMPLE, INPUTS, smooth=is_smooth(text))
+        check_conversion(net, None, INPUTS, smooth=is_smooth(text))
 
 
 @given(text=programs(wild=True))
@@ -179,7 +187,7 @@ def test_a_program_with_aliases_is_never_changed_by_its_conversion(text):
             run(net, EXAMPLE, train=True, graph=True)
         except RuntimeError:
             return  # the program itself is refused by torch
-        check_conversion(net, None, INPUTS)
+        check_conversion(net, None, INPUTS, smooth=is_smooth(text))
         model = copy.deepcopy(net)
         before = classes(model)
         try:
@@ -187,4 +195,4 @@ def test_a_program_with_aliases_is_never_changed_by_its_conversion(text):
         except sm.MismatchError:
             assert classes(model) == before
             return
-        assert_converted(net, model, [EXAMPLE])
+        assert_converted(net, model, [EXAMPLE], smooth=is_smooth(text))

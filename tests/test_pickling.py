@@ -25,8 +25,7 @@ CASES = sorted(cases.BUILDERS)
 TESTS = Path(__file__).parent
 
 
-def converted(name: str) -> nn.Module:
-    return sm.convert_model(cases.build(name), cases.example())
+converted = cases.converted
 
 
 def outputs(model: nn.Module):

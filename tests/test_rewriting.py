@@ -75,7 +75,7 @@ BODIES = {
         k >>= 1  # site
         return x * k
         """,
-    "matmul is no site": "h = torch.sigmoid(self.lin(x))\nh @= torch.eye(3, dtype=h.dtype)\nreturn h",
+    "matmul is no site": "h = self.lin(x).sigmoid()\nh @= torch.eye(3, dtype=h.dtype)\nreturn h",
     "dtype is kept": """
         h = torch.sigmoid(self.lin(x)).half()
         h += x.double()  # site
@@ -229,7 +229,10 @@ BODIES = {
         h = y = F.relu(h, inplace=True)  # site
         return y + h
         """,
-    "F.dropout": "h = F.dropout(torch.tanh(self.lin(x)), 0.5, self.training, True)  # site\nreturn h",
+    "F.dropout": """
+        h = F.dropout(torch.tanh(self.lin(x)), 0.5, self.training, True)  # site
+        return h
+        """,
     "F.leaky_relu with a local flag": """
         flag = self.flag
         h = torch.tanh(self.lin(x))

@@ -233,7 +233,7 @@ class Obstacles(nn.Module):
         x.detach().zero_()  # VIEW
         x[0].view(-1)[1:].add_(1)  # VIEW
         box.tensor.add_(1)  # ATTRIBUTE
-        (x if box else x).add_(1)  # CHOICE
+        (x if box else box).add_(1)  # CHOICE
         y = [t.add_(1) for t in x]  # NAME
         y = [x[len(box)].add_(1)]  # KEYS
         torch.max(x, 0, out=(x, x))  # ARGUMENTS

@@ -80,7 +80,7 @@ class ConversionRecord:
         """What the user must know when the conversion is made: nothing found, or parts skipped."""
         lines = [] if self.sites else [NOTHING_FOUND]
         if self.skipped:
-            lines.append(f"{len(self.skipped)} parts of the model are left as they are:")
+            lines.append("these parts of the model are left as they are:")
             lines += [f"  {skipped}" for skipped in self.skipped[:_WARNED]]
             if len(self.skipped) > _WARNED:
                 lines.append("  ...; plan_conversion(model).skipped lists all")

@@ -103,8 +103,9 @@ def _targets(reach: Reach, run: Reached, reference: Reference) -> Iterable[Funct
         for other in reach.all():  # an object found elsewhere may have such a method
             owner = other.context.owner
             if owner is not None and owner not in reach.classes:
-                if vars(owner).get(reference.node.attr) is other.function:
-                    yield other.function
+                found_there = vars(owner).get(reference.node.attr)
+                if isinstance(found_there, FunctionType) and found_there is other.function:
+                    yield found_there
 
 
 def _reached_by_class(reach: Reach, value: Any) -> bool:

@@ -113,7 +113,7 @@ def _swapped(decisions: Mapping[AnySite, Decision]) -> list[AnySite]:
 
 
 def _is_clash(seen: Observation) -> bool:
-    error = seen.gradient_error or seen.error
+    error = seen.gradient_error or seen.input_gradient_error or seen.error
     if error is None or is_out_of_memory(error.exception):
         return False
     return any(text in str(error.exception) for text in _INPLACE_MESSAGES)

@@ -107,9 +107,10 @@ def _excerpt(site: Site) -> str:
         return f"<pre><span>{_text(site.source)}</span></pre>"
     lines = []
     for number in range(max(1, site.lineno - _AROUND), site.lineno + _AROUND + 1):
-        source = linecache.getline(site.filename, number).rstrip("\n")
+        source = linecache.getline(site.filename, number)
         if not source and number != site.lineno:
-            continue
+            continue  # beyond the end of the file
+        source = source.rstrip("\n") or " "
         hit = " class='hit'" if number == site.lineno else ""
         lines.append(f"<span{hit}><i>{number}</i>{_text(source or site.source)}</span>")
     return f"<pre>{''.join(lines)}</pre><div class='at'>{_at(site)}</div>"

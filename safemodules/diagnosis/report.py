@@ -4,13 +4,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from safemodules.diagnosis.advice import Situation, advise
 from safemodules.diagnosis.findings import Clash, ModuleEntry, SiteReport
 from safemodules.mutation.frames import Line, Where
 from safemodules.mutation.graph import Overwritten, Silent, find_overwritten
-from safemodules.mutation.operations import UNDECLARED, Operand, Operation, storage_of
+from safemodules.mutation.operations import UNDECLARED, Operand, Operation, Write, storage_of
 from safemodules.mutation.recorder import Recorder, state_tensors
 from safemodules.mutation.sites import Site, SiteKind
 
@@ -45,7 +45,7 @@ class Namer:
     def __init__(self, model: nn.Module | None = None) -> None:
         self.model = model
         self._paths: dict[int, tuple[nn.Module, dict[int, str]]] = {}
-        self._sites: dict[tuple[Any, str, int], Site] = {}
+        self._sites: dict[tuple[int, int, str, int], Site] = {}
 
     def module(self, where: Where) -> str:
         """Dotted path of the module in which something ran; empty for the model itself."""
@@ -59,7 +59,8 @@ class Namer:
     def site(self, operation: Operation) -> Site:
         """Where an operation is written."""
         where = operation.where
-        key = (where.position, operation.name, id(where.module))
+        code, lineno = where.position
+        key = (id(code), lineno, operation.name, id(where.module))
         if key not in self._sites:
             line = where.line
             kind = _kind(operation.name, line.source)
@@ -139,7 +140,9 @@ def _is_about(found: Overwritten, message: str) -> bool:
 def _clash(
     found: Overwritten, recorder: Recorder, namer: Namer, buffers: Mapping[int, str]
 ) -> Clash:
-    mutations = tuple(dict.fromkeys(namer.site(write.operation) for write in found.writes))
+    sites = (namer.site(write.operation) for write in found.writes)
+    mutations = tuple({(s.filename, s.lineno, s.module): s for s in reversed(list(sites))}.values())
+    mutations = tuple(reversed(mutations))  # the first of several on one line
     cause, advice = advise(Situation(found, buffers, tuple(recorder.backwards)))
     operation = found.operation
     return Clash(
@@ -192,6 +195,14 @@ def warn_silent(found: Iterable[Silent], namer: Namer) -> tuple[str, ...]:
     return tuple(warnings)
 
 
+def _is_own_state(write: Write) -> bool:
+    """Whether a batch norm moves its statistics or its counter: no site of the user's."""
+    if write.operation.name in _STATISTICS:
+        return True
+    counter = getattr(write.operation.where.module, "num_batches_tracked", None)
+    return isinstance(counter, Tensor) and storage_of(counter) == write.target.storage
+
+
 def site_reports(
     recorder: Recorder, clashes: Iterable[Clash], namer: Namer
 ) -> tuple[SiteReport, ...]:
@@ -202,8 +213,8 @@ def site_reports(
     called: dict[Site, Line | None] = {}
     for writes in list(recorder.writes.values()):
         for write in writes:
-            if write.operation.name in _STATISTICS:
-                continue  # every batch norm writes them: no site of the user's
+            if _is_own_state(write):
+                continue
             site = namer.site(write.operation)
             calls[site] = calls.get(site, 0) + 1
             size = write.target.shape.numel() * write.target.dtype.itemsize

@@ -79,7 +79,11 @@ def _report_lines(report: SiteReport, width: int) -> list[str]:
     cost = f", {size_text(report.bytes)} to swap" if report.bytes else ""
     head = f"  {report.verdict:9} {report.calls}x {site.op}{cost}"
     at = f"{_position(site.filename, site.lineno)}{_module(site)}"
-    return [f"{head}  {at}", f"  {'':9} {_clipped(site.source, width - 12)}"]
+    lines = [f"{head}  {at}", f"  {'':9} {_clipped(site.source, width - 12)}"]
+    if report.called_at is not None:
+        call = _position(report.called_at.filename, report.called_at.lineno)
+        lines.append(f"  {'':9} called from {call}")
+    return lines
 
 
 def _position(filename: str, lineno: int) -> str:

@@ -19,7 +19,7 @@ from safemodules.mutation.operators import (
     function_twins,
     method_kind,
 )
-from safemodules.mutation.resolution import Context, is_self, resolve
+from safemodules.mutation.resolution import Context, is_self, next_in_mro, resolve
 from safemodules.mutation.scopes import Scope, walk_scopes
 from safemodules.mutation.sites import SiteKind
 from safemodules.mutation.values import is_plain_value
@@ -50,19 +50,17 @@ def find(node: ast.AST, context: Context) -> Findings:
     return _Finder(context).run(node)
 
 
-def _is_super(node: ast.expr, scope: Scope) -> bool:
-    """Whether an expression is a call of ``super``, or a name bound to one."""
+def _super_call(node: ast.expr, scope: Scope) -> ast.Call | None:
+    """The call of ``super`` that an expression is, or that a name is bound to."""
     if isinstance(node, ast.Name):
         holder = scope.holder(node.id)
         bindings = holder.bindings.get(node.id, []) if holder is not None else []
-        return (
-            len(bindings) == 1
-            and isinstance(bindings[0], ast.Call)
-            and _is_super(bindings[0], scope)
-        )
-    return (
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
-    )
+        if len(bindings) != 1 or not isinstance(bindings[0], ast.Call):
+            return None
+        return _super_call(bindings[0], scope)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super":
+        return node
+    return None
 
 
 class _Finder:
@@ -274,8 +272,9 @@ class _Finder:
             return
         if isinstance(node, ast.Attribute):
             self.found.attributes.add(node.attr)
-            if _is_super(node.value, scope):
-                self.found.references.append(Reference(node, scope, is_super=True))
+            call = _super_call(node.value, scope)
+            if call is not None:
+                self.found.references.append(self._super_reference(node, call, scope))
                 return
         if isinstance(parent, ast.Attribute):
             return
@@ -284,6 +283,21 @@ class _Finder:
             self.found.references.append(Reference(node, scope, tuple(values)))
         elif not values and isinstance(node, ast.Attribute):
             self.found.references.append(Reference(node, scope))
+
+
+    def _super_reference(self, node: ast.Attribute, call: ast.Call, scope: Scope) -> Reference:
+        """``super().name``; with the name of another class, the function that it finds."""
+        if not call.args:
+            return Reference(node, scope, is_super=True)
+        function, owner = self.context.function, self.context.owner
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        after = resolve(call.args[0], scope, self.context)
+        if len(after) != 1 or not isinstance(after[0], type) or owner is None:
+            return Reference(node, scope)
+        if "__class__" in cells and after[0] is cells["__class__"].cell_contents:
+            return Reference(node, scope, is_super=True)
+        target = next_in_mro(owner, after[0], node.attr)
+        return Reference(node, scope, () if target is None else (target,))
 
 
 def _site(

@@ -83,9 +83,9 @@ class FoundSite:
         """Whether a swap costs a copy that the in-place form does not make."""
         written_through = self.place is not None and bool(self.place.accessors)
         return (
-            self.kind in (SiteKind.ITEM, SiteKind.OUT)
-            or (self.kind is SiteKind.METHOD and method_kind(self.op) == "overwrite")
-            or (written_through and self.kind is not SiteKind.ITEM)
+            written_through
+            or self.kind in (SiteKind.ITEM, SiteKind.OUT)
+            or (self.kind == SiteKind.METHOD and method_kind(self.op) == "overwrite")
         )
 
 

@@ -13,6 +13,7 @@ import weakref
 from dataclasses import dataclass
 from enum import Enum
 from types import CodeType, FrameType
+from typing import NamedTuple
 
 from torch import nn
 from torch.utils.checkpoint import CheckpointFunction
@@ -41,7 +42,9 @@ class Owner(Enum):
 
 # The forward of reentrant checkpointing; it also recomputes in backward.
 _REENTRANT = frozenset({CheckpointFunction.forward.__code__, CheckpointFunction.backward.__code__})
-_owners: dict[CodeType, Owner] = {nn.Module._call_impl.__code__: Owner.CALL}
+# By id, since hashing a code object reads all of it; the objects are kept, so that no id is
+# used again.
+_owners: dict[int, tuple[Owner, CodeType]] = {}
 
 
 def real_filename(filename: str) -> str:
@@ -56,10 +59,13 @@ def real_filename(filename: str) -> str:
 
 
 def _owner(code: CodeType) -> Owner:
-    known = _owners.get(code)
+    known = _owners.get(id(code))
     if known is None:
-        known = _owners[code] = _classify(real_filename(code.co_filename))
-    return known
+        known = _owners[id(code)] = _classify(real_filename(code.co_filename)), code
+    return known[0]
+
+
+_owners[id(nn.Module._call_impl.__code__)] = Owner.CALL, nn.Module._call_impl.__code__
 
 
 def _classify(filename: str) -> Owner:
@@ -91,8 +97,7 @@ class Line:
         return f"{self.filename}:{self.lineno} `{self.source}`"
 
 
-@dataclass(frozen=True, eq=False)
-class Where:
+class Where(NamedTuple):
     """Where an operation ran; lines are looked up only when they are asked for.
 
     Attributes:
@@ -162,21 +167,23 @@ def locate_from(frame: FrameType | None) -> Where:
     last = frame
     caller: Position | None = None
     region: Position | None = None
-    module: nn.Module | None = None
-    root: nn.Module | None = None
+    inner: FrameType | None = None
+    outer: FrameType | None = None
     library = optimizer = checkpointed = reentrant = False
+    owners, torch, call = _owners, Owner.TORCH, Owner.CALL
     while frame is not None:
         code = frame.f_code
-        owner = _owners.get(code) or _owner(code)
-        if owner is Owner.CALL:
-            root = frame.f_locals["self"]
-            module = root if module is None else module
+        known = owners.get(id(code))
+        owner = _owner(code) if known is None else known[0]
+        if owner is call:
+            outer = frame
+            inner = inner or frame
         elif owner is Owner.CHECKPOINT:
             checkpointed = True
             reentrant = reentrant or code in _REENTRANT
         elif owner is Owner.OPTIMIZER:
             optimizer = optimizer or found is None
-        elif owner is not Owner.TORCH:
+        elif owner is not torch:
             if found is None:
                 found, library = frame, owner is Owner.LIBRARY
             elif library and caller is None and owner is Owner.USER:
@@ -186,15 +193,16 @@ def locate_from(frame: FrameType | None) -> Where:
         last, frame = frame, frame.f_back
     found = found or last
     assert found is not None
-    return Where(
-        (found.f_code, found.f_lineno),
-        caller,
-        region or ((found.f_code, found.f_lineno) if checkpointed else None),
-        None if module is None else weakref.ref(module),
-        None if root is None else weakref.ref(root),
-        optimizer,
-        reentrant,
-    )
+    position = found.f_code, found.f_lineno
+    if checkpointed and region is None:
+        region = position
+    module, root = _module_of(inner), _module_of(outer)
+    return Where(position, caller, region, module, root, optimizer, reentrant)
+
+
+def _module_of(frame: FrameType | None) -> "weakref.ref[nn.Module] | None":
+    """The module whose call a frame is."""
+    return None if frame is None else weakref.ref(frame.f_locals["self"])
 
 
 def function_frame(frame: FrameType | None) -> FrameType | None:

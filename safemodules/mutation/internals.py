@@ -93,7 +93,9 @@ def why_opaque(module: nn.Module) -> str | None:
         return "compiled in place. Convert the model before calling compile()"
     if isinstance(module, torch.fx.GraphModule):
         return "a GraphModule: its forward is generated from a graph. Convert before tracing"
-    if any(".quantized" in name and name.startswith("torch.") for name in names):
+    # FloatFunctional stands among them, and is what float models call for observed arithmetic
+    quantized = any(".quantized" in name and name.startswith("torch.") for name in names)
+    if quantized and type(module).__name__ != "FloatFunctional":
         return "quantized: it has no gradients to keep exact"
     return None
 
@@ -182,6 +184,11 @@ def touch_saved(node: Any, role: str) -> None:
 def is_custom(node: Any) -> bool:
     """Whether a node is that of an autograd Function, whose own code decides what it reads."""
     return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def as_plain_tensors() -> Any:
+    """Read tensors of subclasses as tensors, without running the subclass's code."""
+    return torch._C.DisableTorchFunctionSubclass()
 
 
 def leave_mode(mode: TorchFunctionMode) -> list[Any]:

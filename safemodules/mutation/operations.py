@@ -1,8 +1,8 @@
 """What a recorder keeps of an operation: addresses, versions and lines, never a tensor."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,8 +31,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, eq=False)
-class Operand:
+class Operand(NamedTuple):
     """A tensor as an operation saw it.
 
     Attributes:
@@ -54,8 +53,7 @@ class Operand:
     token: Tensor | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
+class Call(NamedTuple):
     """A call that can be repeated on tensors without data.
 
     Attributes:
@@ -69,8 +67,7 @@ class Call:
     kwargs: dict[str, Any]
 
 
-@dataclass(frozen=True, eq=False)
-class Operation:
+class Operation(NamedTuple):
     """One operation that was recorded.
 
     Attributes:
@@ -92,8 +89,7 @@ class Operation:
     call: Call | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Write:
+class Write(NamedTuple):
     """One write to a storage.
 
     Attributes:
@@ -152,18 +148,6 @@ UNDECLARED: dict[Callable[..., Any], tuple[str, ...]] = {
 }
 
 
-def _statistics(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[Tensor]:
-    """Tensors that an operation overwrites without moving their versions."""
-    names = UNDECLARED.get(func)
-    if names is None:
-        return
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    if given.get("training"):
-        yield from (t for t in map(given.get, _STATISTICS) if isinstance(t, Tensor))
-
-
 def storage_of(tensor: Tensor) -> int:
     """Identity of a tensor's storage, 0 where it has none.
 
@@ -215,33 +199,29 @@ def _token(tensor: Tensor) -> Tensor | None:
     return token
 
 
-def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+def tensors_in(values: Iterable[Any]) -> list[Tensor]:
     """Tensors among values and in lists and tuples among them."""
+    found = []
     for value in values:
         if isinstance(value, Tensor):
-            yield value
+            found.append(value)
         elif isinstance(value, list | tuple):
-            yield from (entry for entry in value if isinstance(entry, Tensor))
+            found += [entry for entry in value if isinstance(entry, Tensor)]
+    return found
 
 
-def with_bases(tensors: list[Tensor]) -> Iterator[Tensor]:
+def with_bases(tensors: list[Tensor]) -> list[Tensor]:
     """Tensors, and those of which they are views."""
-    for tensor in tensors:
-        yield tensor
-        if tensor._base is not None:
-            yield tensor._base
+    return [*tensors, *(tensor._base for tensor in tensors if tensor._base is not None)]
 
 
-def new_bases(results: list[Tensor], given: list[tuple[Tensor, int]]) -> Iterator[Tensor]:
+def new_bases(results: list[Tensor], given: list[Tensor]) -> list[Tensor]:
     """Tensors of which the results are views, and which the operation made itself."""
-    old: set[int] | None = None
-    for result in results:
-        base = result._base
-        if base is not None:
-            if old is None:
-                old = {id(t if t._base is None else t._base) for t, _ in given}
-            if id(base) not in old:
-                yield base
+    bases = [result._base for result in results if result._base is not None]
+    if not bases:
+        return bases
+    old = {id(tensor if tensor._base is None else tensor._base) for tensor in given}
+    return [base for base in bases if id(base) not in old]
 
 
 def may_write(name: str, func: Any, kwargs: Mapping[str, Any]) -> bool:
@@ -254,10 +234,13 @@ def may_write(name: str, func: Any, kwargs: Mapping[str, Any]) -> bool:
 
 def hidden_writes(
     name: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Iterator[Tensor]:
+) -> Iterable[Tensor]:
     """Tensors that are overwritten without moving a version."""
     if name == "__set__":
         if getattr(func, "__self__", None) is internals.DATA and isinstance(args[1], Tensor):
-            yield args[0]  # a leaf that a node has saved is read again from here
-    else:
-        yield from _statistics(func, tuple(args), dict(kwargs))
+            return (args[0],)  # a leaf that a node has saved is read again from here
+    elif func in UNDECLARED:
+        given = {**dict(zip(UNDECLARED[func], args, strict=False)), **kwargs}
+        if given.get("training"):
+            return [t for t in map(given.get, _STATISTICS) if isinstance(t, Tensor)]
+    return ()

@@ -213,7 +213,7 @@ def flagged_functions() -> Mapping[Callable[..., Any], int]:
         >>> flagged_functions()[torch.nn.functional.relu]
         1
     """
-    found = {}
+    found: dict[Callable[..., Any], int] = {}
     for name, function in vars(F).items():
         if name.startswith("_") or not inspect.isfunction(function):
             continue

@@ -3,17 +3,27 @@
 import ast
 import functools
 import inspect
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from types import FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import nn
 
+from safemodules.errors import SourceError
 from safemodules.mutation.finder import find
 from safemodules.mutation.found import Findings, Reference
 from safemodules.mutation.internals import user_class_of
-from safemodules.mutation.resolution import Context, is_foreign, is_self, mangled, own_attribute
+from safemodules.mutation.resolution import (
+    Context,
+    is_foreign,
+    is_self,
+    mangled,
+    next_in_mro,
+    own_attribute,
+)
 from safemodules.mutation.source import FunctionSource, NoSourceError, source_of
 
 
@@ -117,7 +127,7 @@ def underlying_functions(attribute: Any) -> list[FunctionType]:
         return [attribute]
     if isinstance(attribute, staticmethod | classmethod | MethodType):
         return underlying_functions(attribute.__func__)
-    if isinstance(attribute, functools.partial):
+    if isinstance(attribute, functools.partial | functools.partialmethod):
         return underlying_functions(attribute.func)
     if isinstance(attribute, property | functools.cached_property):
         getter = attribute.fget if isinstance(attribute, property) else attribute.func
@@ -134,15 +144,6 @@ def wrapped_functions(function: FunctionType) -> list[tuple[str, FunctionType]]:
         except ValueError:  # an empty cell
             continue
     return found
-
-
-def next_in_mro(cls: type, after: type, name: str) -> Any:
-    """The attribute that ``super(after, self).<name>`` finds on an object of class ``cls``."""
-    mro = cls.__mro__
-    for base in mro[mro.index(after) + 1 :] if after in mro else ():
-        if name in vars(base):
-            return vars(base)[name]
-    return None
 
 
 def defining_class(cls: type, function: FunctionType) -> type | None:
@@ -171,10 +172,12 @@ class _Explorer:
         self.plain: dict[type, list[Any]] = {}
         self.unresolved: dict[str, set[Run]] = {}
         self.running: Run | None = None
+        self.opaque: set[str] = set()
 
     def run(self) -> Reach:
         for found in self.reach.classes.values():
             self._method(found, "forward")
+            self._method(found, "__call__")
         grown = -1
         while grown != len(self.seen):  # a method may be called on an object found elsewhere
             grown = len(self.seen)
@@ -282,6 +285,25 @@ class _Explorer:
                 owner, objects = context.owner, tuple(context.objects)
         for function in underlying_functions(value):
             self._function(Context(function, owner, objects), reached.path)
+        self._note_opaque(value)
+
+    def _note_opaque(self, value: Any) -> None:
+        """Say of a function that cannot be edited whether it overwrites tensors."""
+        name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+        if name in self.opaque:
+            return
+        self.opaque.add(name)
+        if isinstance(value, torch.jit.ScriptFunction):
+            if re.search(r"aten::\w+_\(", str(value.graph)):
+                self.reach.skipped.append(Skipped(name, "compiled by TorchScript"))
+        elif hasattr(value, "cache_info") and isinstance(value.__wrapped__, FunctionType):
+            try:
+                source = source_of(value.__wrapped__)
+            except SourceError:
+                return
+            if find(source.node, Context(value.__wrapped__)).sites:
+                reason = "its results are cached (functools.lru_cache), and handed out again"
+                self.reach.skipped.append(Skipped(name, reason))
 
     def _follow_super(self, reference: Reference, reached: Reached) -> None:
         owner = reached.context.owner

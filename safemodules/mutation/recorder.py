@@ -20,7 +20,7 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,19 +142,23 @@ class Recorder(TorchFunctionMode):
         self._compiled.install()
         if name in _BACKWARD:
             return self._backward(func, args, kwargs)
+        given = tensors_in([*args, *kwargs.values()] if kwargs else args)
         plain = _PLAIN.issuperset(types)
-        given = list(_versions(tensors_in([*args, *kwargs.values()]), plain))
+        versions = _versions(given, plain)
         if self._before_write is not None and may_write(name, func, kwargs):
-            for tensor, _ in given:
+            for tensor in given:
                 self._before_write(tensor)
         try:
             result = func(*args, **kwargs)
         except RuntimeError as error:
-            with _unwrapped(plain), suppress(RuntimeError):
-                self._failed(name, args, kwargs, error)
+            with internals.as_plain_tensors(), suppress(RuntimeError):
+                self._failed(name, given, error)
             raise
-        with _unwrapped(plain):
-            self._record(name, func, args, kwargs, result, given)
+        if plain:
+            self._record(name, func, args, kwargs, result, given, versions)
+        else:
+            with internals.as_plain_tensors():
+                self._record(name, func, args, kwargs, result, given, versions)
         return result
 
     # -- operations ----------------------------------------------------------------------
@@ -166,25 +170,29 @@ class Recorder(TorchFunctionMode):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         result: Any,
-        given: list[tuple[Tensor, int]],
+        given: list[Tensor],
+        versions: list[int],
     ) -> None:
-        written = [tensor for tensor, version in given if version_of(tensor) != version]
-        hidden = list(hidden_writes(name, func, args, kwargs))
-        if torch.is_grad_enabled():
-            results = list(tensors_in((result,)))
-            made = list(self._unnoted([*results, *new_bases(results, given), *with_bases(written)]))
-
+        written = given
+        if given:
+            now = [0 if tensor.is_inference() else tensor._version for tensor in given]
+            written = [] if now == versions else _changed(given, versions, now)
+        hidden = hidden_writes(name, func, args, kwargs)
+        recording = torch.is_grad_enabled()
+        made: list[tuple[Any, Tensor]] = []
+        if recording:
+            results = tensors_in((result,))
+            bases = new_bases(results, given)
+            made = self._unnoted([*results, *bases, *with_bases(written)])
         else:
-            made = []
             self._note_function()
         if not (made or written or hidden):
             return
-        operation = self._operation(name, func, args, kwargs, made, written)
+        operation = self._operation(name, func, args, kwargs, made, given, written)
         for node, _ in made:
             node.metadata[_KEY] = operation
         if operation.hooked and operation.where.checkpointed:
             self.regions.append(operation.where)
-        recording = torch.is_grad_enabled()
         for tensor in written:
             self._write(Write(operation, describe(tensor), recording, self._is_counted(tensor)))
         self._watch_statistics(func, operation, hidden)
@@ -198,6 +206,7 @@ class Recorder(TorchFunctionMode):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         made: list[tuple[Any, Tensor]],
+        given: list[Tensor],
         written: list[Tensor],
     ) -> Operation:
         hooked = bool(made) and internals.saved_tensor_hooks_active()
@@ -205,15 +214,16 @@ class Recorder(TorchFunctionMode):
 
         def operand(value: Any) -> Any:
             if isinstance(value, Tensor):
-                if id(value) not in described:
-                    described[id(value)] = describe(value, token=hooked)
-                return described[id(value)]
+                known = described.get(id(value))
+                if known is None:
+                    known = described[id(value)] = describe(value, hooked)
+                return known
             if type(value) in (list, tuple):
                 return type(value)(map(operand, value))
             return value
 
-        inputs = tuple(map(operand, tensors_in([*args, *kwargs.values()])))
-        outputs = tuple(operand(tensor) for _, tensor in made)
+        inputs = tuple([operand(tensor) for tensor in given])
+        outputs = tuple([operand(tensor) for _, tensor in made])
         # NOTE [ Writes to views ]: the node of such a write hides inside a `CopySlices`, and
         # hooks hide what a node saved. What was saved is found by repeating the call.
         call = None
@@ -233,7 +243,7 @@ class Recorder(TorchFunctionMode):
         owner = tensor if tensor._base is None else tensor._base
         return id(owner) not in self._aliases
 
-    def _watch_statistics(self, func: Any, operation: Operation, hidden: list[Tensor]) -> None:
+    def _watch_statistics(self, func: Any, operation: Operation, hidden: Iterable[Tensor]) -> None:
         """Whether statistics are written that a graph of evaluation mode reads."""
         if not hidden and operation.outputs and func in UNDECLARED:
             self._statistics.update(operand.storage for operand in operation.inputs)
@@ -268,31 +278,28 @@ class Recorder(TorchFunctionMode):
             if len(self.applied) > _APPLICATIONS:
                 self.applied.popitem(last=False)
 
-    def _unnoted(self, tensors: Iterable[Tensor]) -> Iterator[tuple[Any, Tensor]]:
+    def _unnoted(self, tensors: Iterable[Tensor]) -> list[tuple[Any, Tensor]]:
         """Nodes of tensors that have no note yet, each once."""
-        seen: set[int] = set()
+        found: list[tuple[Any, Tensor]] = []
         for tensor in tensors:
             try:
                 node: Any = tensor.grad_fn if tensor.requires_grad else None
             except RuntimeError:  # a view that was written where autograd cannot follow
                 continue
-            if node is None or id(node) in seen or _KEY in node.metadata:
+            if node is None or _KEY in node.metadata or any(node is old for old, _ in found):
                 continue
-            seen.add(id(node))
             if internals.is_custom(node) and node._sequence_nr() in self.applied:
                 node.metadata[_KEY] = self.applied[node._sequence_nr()]
             else:
-                yield node, tensor
+                found.append((node, tensor))
+        return found
 
     # -- errors and backwards ------------------------------------------------------------
 
-    def _failed(
-        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], error: RuntimeError
-    ) -> None:
-        inputs = list(tensors_in([*args, *kwargs.values()]))
-        described = tuple(map(describe, inputs))
+    def _failed(self, name: str, given: list[Tensor], error: RuntimeError) -> None:
+        described = tuple(map(describe, given))
         operation = Operation(name, locate(3), next(_times), described)
-        self.failure = Failure(operation, error, _maker(inputs[0]) if inputs else None)
+        self.failure = Failure(operation, error, _maker(given[0]) if given else None)
 
     def _backward(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a backward with the recorder active in the hooks and Functions that it runs."""
@@ -324,7 +331,7 @@ class Recorder(TorchFunctionMode):
 
     def _leave_compiled(self, stack: Any, frame: Any) -> None:
         internals.restore_modes(stack)
-        made = list(self._unnoted(tensors_in((frame.f_locals.get("result"),))))
+        made = self._unnoted(tensors_in((frame.f_locals.get("result"),)))
         if made and torch.is_grad_enabled():
             operation = Operation("compiled code", locate_from(frame), next(_times))
             for node, _ in made:
@@ -344,21 +351,18 @@ class Recorder(TorchFunctionMode):
         self._count = 0
 
 
-@contextmanager
-def _unwrapped(plain: bool) -> Iterator[None]:
-    """Read tensors of subclasses as tensors, without running the subclass's code."""
+def _versions(tensors: list[Tensor], plain: bool) -> list[int]:
+    """Versions of tensors, 0 for inference tensors, which have none."""
     if plain:
-        yield
-    else:
-        with torch._C.DisableTorchFunctionSubclass():
-            yield
+        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+    with internals.as_plain_tensors():
+        return list(map(version_of, tensors))
 
 
-def _versions(tensors: Iterable[Tensor], plain: bool) -> Iterator[tuple[Tensor, int]]:
-    with _unwrapped(plain):
-        for tensor in tensors:
-            if not tensor.is_inference():
-                yield tensor, tensor._version
+def _changed(tensors: list[Tensor], before: list[int], now: list[int]) -> list[Tensor]:
+    """Tensors whose versions moved, each once."""
+    moved = zip(tensors, before, now, strict=True)
+    return list({id(tensor): tensor for tensor, old, new in moved if old != new}.values())
 
 
 def _maker(tensor: Tensor) -> Operation | None:

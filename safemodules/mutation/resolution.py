@@ -141,6 +141,15 @@ def is_self(name: str, scope: Scope, context: Context) -> bool:
     return holder is not None and holder.parent is None and holder.bindings.get(name) == [None]
 
 
+def next_in_mro(cls: type, after: type, name: str) -> Any:
+    """The attribute that ``super(after, self).<name>`` finds on an object of class ``cls``."""
+    mro = cls.__mro__
+    for base in mro[mro.index(after) + 1 :] if after in mro else ():
+        if name in vars(base):
+            return vars(base)[name]
+    return None
+
+
 def own_attribute(name: str, context: Context) -> list[Any]:
     """Values of ``self.<name>``: of the class where it defines one, else of each object."""
     assert context.owner is not None

@@ -208,5 +208,5 @@ def _walk(node: ast.AST, scope: Scope) -> Iterator[tuple[ast.AST, Scope]]:
         for element in elements:
             yield from _walk(element, inner)
     else:
-        for child in ast.iter_child_nodes(node):
-            yield from _walk(child, scope)
+        for inner_node in ast.iter_child_nodes(node):
+            yield from _walk(inner_node, scope)

@@ -226,12 +226,11 @@ def _body_holds(node: FunctionNode, code: CodeType) -> bool:
     if not isinstance(node, ast.Lambda) or not hasattr(code, "co_positions"):
         return True
     body = node.body
-    # instructions without a text of their own give the line and empty columns
     # instructions that stand for no text of their own have a column of 0
     spans = [p for p in code.co_positions() if p[0] is not None and p[2] is not None and p[3]]
     places = [(line, column) for line, _, column, _ in spans]
     start, end = (body.lineno, body.col_offset), (body.end_lineno, body.end_col_offset)
-    return all(start <= place <= end for place in places)  # type: ignore[operator]
+    return all(start <= place <= end for place in places)
 
 
 def _node_of(function: FunctionType, statement: ast.stmt) -> tuple[FunctionNode, str | None]:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import CellType, FunctionType
 from typing import Any
 
-from safemodules.mutation.reach import next_in_mro, underlying_functions, wrapped_functions
-from safemodules.mutation.resolution import is_foreign
+from safemodules.mutation.reach import underlying_functions, wrapped_functions
+from safemodules.mutation.resolution import is_foreign, next_in_mro
 from safemodules.mutation.source import FunctionSource, source_of
 from safemodules.rewriting.functions import EditedFile, cell, helper_names, rebuild
 from safemodules.rewriting.runtime import helper, make_twin
@@ -121,7 +121,7 @@ def _map_functions(attribute: Any, edit: Callable[[FunctionType], FunctionType])
     if isinstance(attribute, staticmethod | classmethod):
         inner = _map_functions(attribute.__func__, edit)
         return attribute if inner is attribute.__func__ else type(attribute)(inner)
-    if isinstance(attribute, functools.partial):
+    if isinstance(attribute, functools.partial | functools.partialmethod):
         inner = _map_functions(attribute.func, edit)
         if inner is attribute.func:
             return attribute

@@ -121,7 +121,7 @@ def _overwrite_in_tuple(place: Place, value: Any) -> Any:
         return root_of(place)
     entries = list(holder)
     entries[fields.index(key) if is_attribute and fields is not None else key] = value
-    made = tuple(entries) if fields is None else type(holder)._make(entries)  # type: ignore[attr-defined]
+    made = tuple(entries) if fields is None else type(holder)._make(entries)
     return overwrite(container, made)
 
 

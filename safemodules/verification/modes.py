@@ -124,7 +124,9 @@ def observe_mode(
         seen = attempt(True, False)
         if seen.error is None:
             note = f"input gradients not compared: the run raises with them ({first_error})"
-            return replace(seen, input_gradients=None, notes=(note,))
+            return replace(
+                seen, input_gradients=None, input_gradient_error=first_error, notes=(note,)
+            )
     gradient_error = seen.error
     del seen
     # A failed run's graph lies in cycles with its exception. They are young; a full

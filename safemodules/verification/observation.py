@@ -72,6 +72,7 @@ class Observation:
         input_gradients: Likewise for the inputs.
         error: The exception of this run, None if it ended well.
         gradient_error: Why the run was repeated without gradients, None if it was not.
+        input_gradient_error: Why it was repeated without those for the inputs, likewise.
         reference_gradients: Gradients of a functionalized run, taken where the plain
             backward raises. They are compared with a tolerance, hence kept.
         reference_tolerance: Relative tolerance of that comparison.
@@ -95,6 +96,7 @@ class Observation:
     input_gradients: Gradients | None = None
     error: RunError | None = None
     gradient_error: RunError | None = None
+    input_gradient_error: RunError | None = None
     reference_gradients: Mapping[str, Tensor | None] | None = None
     reference_tolerance: float = 0.0
     kept_gradients: Mapping[str, Tensor | None] | None = None
