@@ -28,7 +28,7 @@ import torch
 from benchmarks.report import RESULTS, versions
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from diagnosis_programs import disagreement, make_program, truth  # noqa: E402
+from diagnosis_programs import disagreement, make_program, truth
 
 
 def judge(seed: int) -> tuple[int, str, int, str | None]:

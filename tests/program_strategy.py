@@ -71,7 +71,15 @@ FRESH = (
     "torch.zeros_like({a})",
     "{a} @ torch.eye(4, dtype={a}.dtype)",
 )
-VALUES = ("0.5", "2", "self.scale", "self.scale * 0.5", "{a}", "{a}[:, :1]", "{a}.mean(1, keepdim=True)")
+VALUES = (
+    "0.5",
+    "2",
+    "self.scale",
+    "self.scale * 0.5",
+    "{a}",
+    "{a}[:, :1]",
+    "{a}.mean(1, keepdim=True)",
+)
 AUGMENTED = ("+=", "-=", "*=", "+=", "*=")
 METHODS = (
     "mul_({v})",
@@ -289,7 +297,9 @@ class Program:
         value = self.pick(["0.5", "2", f"torch.tensor(0.25, dtype={t}.dtype)", "True"])
         if key == "...":
             value = self.value(t)
-        form = self.pick(["{t}[{k}] = {v}"] * 3 + ["{n} = {t}[{k}] = {v}", "{n}, {t}[{k}] = 1, {v}"])
+        form = self.pick(
+            ["{t}[{k}] = {v}"] * 3 + ["{n} = {t}[{k}] = {v}", "{n}, {t}[{k}] = 1, {v}"]
+        )
         self.line(form.format(t=t, k=key, v=value, n="_"))
 
     def method(self, t: str) -> None:
@@ -442,7 +452,10 @@ def programs(draw, wild=False):
         program.body("h", 3, 0, owned=True)
         if program.chance(2):
             text.append("@passed\n")
-        text += [f"def helper{number}(h):\n", re.sub(r"\bx\b", "h", "\n".join(program.lines)) + "\n"]
+        text += [
+            f"def helper{number}(h):\n",
+            re.sub(r"\bx\b", "h", "\n".join(program.lines)) + "\n",
+        ]
         text.append("    return h\n\n\n")
         helpers.append(f"helper{number}")
     text += ["class Net(nn.Module):\n", INIT]

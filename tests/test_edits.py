@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tensor_strategy import examples
 
 from safemodules.rewriting.edits import Breaks, Edit, Kept, render, unified_diff
 
@@ -132,15 +133,16 @@ def byte_offsets(text):
 
 
 @given(st.data(), TEXTS)
+@examples(60)
 def test_edits_that_keep_their_span_reproduce_the_text(data, text):
     at = byte_offsets(text)
     tree = data.draw(spans(0, len(text)))
     edits = [Edit(at[s], at[e], (Kept(at[s], at[e]),)) for s, e, inside in flattened(tree)]
-    # an edit of exactly the span of another would be the same edit, which is made once
     assert render(text.encode(), data.draw(st.permutations(edits))) == text
 
 
 @given(st.data(), TEXTS)
+@examples(60)
 def test_edits_that_wrap_their_span_wrap_it_wherever_they_are_nested(data, text):
     at = byte_offsets(text)
     tree = data.draw(spans(0, len(text)))
@@ -161,6 +163,7 @@ def test_edits_that_wrap_their_span_wrap_it_wherever_they_are_nested(data, text)
 
 
 @given(st.data(), TEXTS)
+@examples(60)
 def test_edits_that_drop_their_span_keep_the_number_of_lines(data, text):
     at = byte_offsets(text)
     tree = data.draw(spans(0, len(text), depth=0))

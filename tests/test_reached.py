@@ -39,7 +39,7 @@ class SkipsOne(Middle):
 
 class NamesItself(Base):
     def forward(self, x):
-        y = super(NamesItself, self).forward(x).exp()
+        y = super(NamesItself, self).forward(x).exp()  # noqa: UP008
         y -= 1
         return y
 
@@ -151,6 +151,17 @@ def test_all_that_forward_reaches_is_swapped(cls, sites):
     assert torch.equal(loaded(x), expected)
     assert type(sm.revert_model(model)) is cls
     assert torch.equal(model(example()), expected)
+
+
+@pytest.mark.parametrize("cls", [NamesItself, Mutual, NoGrad])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_it_compiles_without_a_graph_break(cls):
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model = sm.convert_model(cls(), example())
+    expected = model(example())
+    found = torch.compile(model, fullgraph=True, backend="aot_eager")(example())
+    assert torch.equal(found, expected)
 
 
 def test_super_past_a_class_is_the_same_without_example_inputs():

@@ -1,5 +1,6 @@
 """With example inputs the converted model is compared, and a mismatch names its lines."""
 
+import copy
 import itertools
 
 import pytest
@@ -69,6 +70,21 @@ def count_up(tensor):
 
 
 NUMBERS = itertools.count(1)
+
+
+class ScalesTransposedView(nn.Module):
+    """The gradient of a written view is laid out like its base, that of a product is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(32, 32)
+        self.relu = nn.ReLU(inplace=True)
+        self.register_buffer("key", torch.randn(2, 4, 50, 8))
+
+    def forward(self, x):
+        h = self.lin(x).view(1, 40, 4, 8).permute(0, 2, 1, 3)
+        h /= torch.tensor(3.0).sqrt()
+        return self.relu(self.key @ h.transpose(-1, -2))
 
 
 class Unseeded(nn.Module):
@@ -143,9 +159,24 @@ def test_state_written_under_another_name_stays_in_place_and_the_rest_is_swapped
     assert torch.equal(model.plain, plain + 1)
 
 
+def test_a_site_that_only_rounds_the_gradient_otherwise_stays_and_the_rest_is_swapped():
+    torch.manual_seed(0)
+    model, x = ScalesTransposedView(), torch.randn(1, 40, 32)
+    reference = copy.deepcopy(model)
+    for copied in (model, reference):
+        copied(x).sum().backward()
+    assert torch.equal(model.lin.bias.grad, reference.lin.bias.grad)
+    sm.convert_model(model, x)
+    decided = {s.site.op: (s.decision, s.reason) for s in sm.conversion_plan(model).sites}
+    assert decided["itruediv"][0] == "keep"
+    assert "last bits" in decided["itruediv"][1]
+    assert decided["relu_"][0] == "swap"
+    assert sm.verify(reference, model, x).equivalent
+
+
 def test_a_model_that_does_not_repeat_itself_is_told_apart_from_a_mismatch():
     with pytest.raises(sm.MismatchError, match="does not compute the same twice"):
-        sm.convert_model(Unseeded(), torch.randn(3))
+        sm.convert_model(Unseeded(), torch.ones(3))
 
 
 def test_sites_that_copy_are_swapped_only_where_backward_raises():

@@ -26,6 +26,7 @@ COMPARED = Decision("swap", "the model computes the same out of place")
 FRESH = Decision("swap", "a fresh tensor that nothing else refers to")
 UNDECIDED = Decision("keep", "not plainly a fresh tensor: give example_inputs to decide")
 HARMLESS = Decision("keep", "no backward needs the old value, and a swap would copy the tensor")
+ROUNDED = Decision("keep", "out of place its gradient is summed in another order: last bits differ")
 FILLED = Decision("keep", "fills a new tensor, whose old values no operator has kept")
 
 

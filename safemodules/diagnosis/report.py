@@ -10,8 +10,15 @@ from safemodules.diagnosis.advice import Situation, advise
 from safemodules.diagnosis.findings import Clash, ModuleEntry, SiteReport
 from safemodules.mutation.frames import Line, Where
 from safemodules.mutation.graph import Overwritten, Silent, find_overwritten
-from safemodules.mutation.operations import UNDECLARED, Operand, Operation, Write, storage_of
-from safemodules.mutation.recorder import Recorder, state_tensors
+from safemodules.mutation.operations import (
+    UNDECLARED,
+    Operand,
+    Operation,
+    Write,
+    state_tensors,
+    storage_of,
+)
+from safemodules.mutation.recorder import Recorder
 from safemodules.mutation.sites import Site, SiteKind
 
 __all__ = [
@@ -180,18 +187,7 @@ def warn_silent(found: Iterable[Silent], namer: Namer) -> tuple[str, ...]:
         saved, wrote = namer.site(operation), namer.site(write.operation)
         what = _what(each.operand, each.role, each.node, operation)
         lines = f"{what}, saved by {saved}, was overwritten at {wrote}"
-        if write.operation.name not in _STATISTICS:
-            text = (
-                f"{lines} through .data, which torch does not notice: the gradient is wrong. "
-                "Write to the tensor itself, under torch.no_grad(), after the backward."
-            )
-        else:
-            text = (
-                f"{lines}: a forward in training mode moved the statistics that a graph of "
-                "evaluation mode still reads, and torch does not notice: the gradient is wrong. "
-                "Run the backward of the first before the second."
-            )
-        warnings[text] = None
+        warnings[f"{lines}{_silent_advice(write.operation.name)}"] = None
     return tuple(warnings)
 
 
@@ -201,6 +197,24 @@ def _is_own_state(write: Write) -> bool:
         return True
     counter = getattr(write.operation.where.module, "num_batches_tracked", None)
     return isinstance(counter, Tensor) and storage_of(counter) == write.target.storage
+
+
+def _silent_advice(name: str) -> str:
+    if name in _STATISTICS:
+        return (
+            ": a forward in training mode moved the statistics that a graph of evaluation mode "
+            "still reads, and torch does not notice: the gradient is wrong. Run the backward of "
+            "the first before the second."
+        )
+    if name.startswith("_fused_"):
+        return (
+            " by a fused optimizer, which torch does not notice: the gradient is wrong. Move "
+            "optimizer.step() after the last backward that uses the old weights."
+        )
+    return (
+        " through .data, which torch does not notice: the gradient is wrong. Write to the "
+        "tensor itself, under torch.no_grad(), after the backward."
+    )
 
 
 def site_reports(

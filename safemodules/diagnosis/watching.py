@@ -17,7 +17,7 @@ from safemodules.diagnosis.report import (
     warn_silent,
 )
 from safemodules.diagnosis.text import clash_text
-from safemodules.mutation.graph import Silent, find_silent
+from safemodules.mutation.graph import Silent, find_silent, modules_of
 from safemodules.mutation.recorder import Recorder
 
 __all__ = ["watch"]
@@ -97,8 +97,8 @@ class watch:  # noqa: N801 - used like torch.no_grad
         recorder, message = self._recorder, str(error)
         clashes: tuple[Clash, ...] = ()
         if "modified by an inplace operation" in message:
-            models = [self.model] if self.model is not None else recorder.modules()
             roots = [root for backward in recorder.raised for root in backward.outputs]
+            models = modules_of(roots, recorder) if self.model is None else [self.model]
             found = clashes_of(roots, recorder, namer, buffer_names(models), message)
             clashes = tuple(clash for clash in found if not clash.silent)
         clashes += explain_failure(recorder, namer, error)

@@ -108,6 +108,8 @@ class _Finder:
                 if is_plain_value(item, scope, self.context):
                     continue
                 place = self._place(item, scope, rebind=True, attributes=True)
+                if _is_bound_later(item, node):
+                    place = Obstacle.TARGET
                 self._add(_site(node, SiteKind.ITEM, "setitem", scope, place, target=item))
 
     def _other_target(self, node: ast.Subscript, scope: Scope, parents: dict[int, ast.AST]) -> None:
@@ -284,7 +286,6 @@ class _Finder:
         elif not values and isinstance(node, ast.Attribute):
             self.found.references.append(Reference(node, scope))
 
-
     def _super_reference(self, node: ast.Attribute, call: ast.Call, scope: Scope) -> Reference:
         """``super().name``; with the name of another class, the function that it finds."""
         if not call.args:
@@ -328,6 +329,20 @@ def _item_targets(target: ast.expr) -> Iterator[ast.Subscript]:
             yield from _item_targets(element)
     elif isinstance(target, ast.Starred):
         yield from _item_targets(target.value)
+
+
+def _is_bound_later(item: ast.Subscript, node: ast.Assign) -> bool:
+    """Whether an assignment, behind ``x[i]``, binds a name in it: ``x[i], i = 1, 2``."""
+    read = {inner.id for inner in ast.walk(item) if isinstance(inner, ast.Name)}
+    position = item.lineno, item.col_offset
+    return any(
+        isinstance(name, ast.Name)
+        and isinstance(name.ctx, ast.Store)
+        and name.id in read
+        and (name.lineno, name.col_offset) > position
+        for target in node.targets
+        for name in ast.walk(target)
+    )
 
 
 def _is_statement(parent: ast.AST | None) -> bool:

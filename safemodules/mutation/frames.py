@@ -24,6 +24,8 @@ _PACKAGES = tuple(
     {os.path.abspath(sysconfig.get_path(name)) + os.sep for name in ("purelib", "platlib")}
 )
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# Whose frames call the model; what lies below them is no part of it.
+_DIAGNOSE = os.path.join(_OURS, "diagnosis", "diagnose.py")
 _EDITED = re.compile(r"<safemodules \d+ of (.*)>", re.DOTALL)
 
 Position = tuple[CodeType, int]
@@ -36,6 +38,7 @@ class Owner(Enum):
     OPTIMIZER = "optimizer"
     CALL = "module call"
     CHECKPOINT = "checkpoint"
+    DIAGNOSIS = "diagnosis"
     LIBRARY = "library"
     USER = "user"
 
@@ -74,6 +77,8 @@ def _classify(filename: str) -> Owner:
         return Owner.CHECKPOINT
     if "/torch/optim/" in path and is_foreign(filename):
         return Owner.OPTIMIZER
+    if filename == _DIAGNOSE:
+        return Owner.DIAGNOSIS
     if is_foreign(filename) or filename.startswith(_OURS):
         return Owner.TORCH
     return Owner.LIBRARY if os.path.abspath(filename).startswith(_PACKAGES) else Owner.USER
@@ -169,6 +174,7 @@ def locate_from(frame: FrameType | None) -> Where:
     region: Position | None = None
     inner: FrameType | None = None
     outer: FrameType | None = None
+    forward: FrameType | None = None
     library = optimizer = checkpointed = reentrant = False
     owners, torch, call = _owners, Owner.TORCH, Owner.CALL
     while frame is not None:
@@ -177,12 +183,15 @@ def locate_from(frame: FrameType | None) -> Where:
         owner = _owner(code) if known is None else known[0]
         if owner is call:
             outer = frame
-            inner = inner or frame
+            if inner is None:
+                inner, forward = frame, last
         elif owner is Owner.CHECKPOINT:
             checkpointed = True
             reentrant = reentrant or code in _REENTRANT
         elif owner is Owner.OPTIMIZER:
             optimizer = optimizer or found is None
+        elif owner is Owner.DIAGNOSIS:
+            break
         elif owner is not torch:
             if found is None:
                 found, library = frame, owner is Owner.LIBRARY
@@ -191,7 +200,7 @@ def locate_from(frame: FrameType | None) -> Where:
             if checkpointed and region is None:
                 region = code, frame.f_lineno
         last, frame = frame, frame.f_back
-    found = found or last
+    found = found or forward or last  # torch's own forward, where no other code is involved
     assert found is not None
     position = found.f_code, found.f_lineno
     if checkpointed and region is None:
@@ -205,16 +214,19 @@ def _module_of(frame: FrameType | None) -> "weakref.ref[nn.Module] | None":
     return None if frame is None else weakref.ref(frame.f_locals["self"])
 
 
-def function_frame(frame: FrameType | None) -> FrameType | None:
-    """Where the ``forward`` of an autograd Function was applied, if one is running.
+def locate_function(frame: FrameType | None) -> Where | None:
+    """Where the autograd Function is applied whose ``forward`` is running, if one is.
 
     Its frame is that of a ``forward`` which no module's call has entered; C++ stands between.
     """
-    applied: FrameType | None = None
+    forward: FrameType | None = None
     while frame is not None:
         back = frame.f_back
         if frame.f_code.co_name == "forward" and back is not None:
             if _owner(back.f_code) is not Owner.CALL:
-                applied = back
+                forward = frame
         frame = back
-    return applied
+    if forward is None:
+        return None
+    where = locate_from(forward.f_back)
+    return where._replace(reentrant=True) if forward.f_code in _REENTRANT else where

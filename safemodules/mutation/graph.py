@@ -12,14 +12,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from safemodules.mutation import internals
 from safemodules.mutation.operations import Operand, Operation, Write, describe
 from safemodules.mutation.recorder import Recorder, note_of
 from safemodules.mutation.replay import saved_operands
 
-__all__ = ["Overwritten", "Silent", "find_freed", "find_overwritten", "find_silent", "walk_graph"]
+__all__ = [
+    "Overwritten",
+    "Silent",
+    "find_freed",
+    "find_overwritten",
+    "find_silent",
+    "modules_of",
+    "walk_graph",
+]
 
 _FREED = "backward through the graph a second time"
 # Kinds of nodes whose saved tensors cannot be read from Python.
@@ -263,7 +271,10 @@ def _silent(noted: Noted, role: str, tensor: Tensor, recorder: Recorder) -> Sile
 
 def find_freed(roots: Iterable[Any], recorder: Recorder) -> Operation | None:
     """The operation whose saved tensors a former backward has freed, nearest to the roots."""
+    last = max((backward.time for backward in recorder.backwards), default=0)
     for noted in walk_graph(roots, recorder):
+        if noted.operation is None or noted.operation.time > last:
+            continue  # the backward that raised has freed it
         for role in internals.saved_roles(noted.node):
             if any(map(internals.is_packed, internals.raw_saved(noted.node, role))):
                 continue
@@ -273,3 +284,10 @@ def find_freed(roots: Iterable[Any], recorder: Recorder) -> Operation | None:
                 if _FREED in str(error):
                     return noted.operation
     return None
+
+
+def modules_of(roots: Iterable[Any], recorder: Recorder) -> list[nn.Module]:
+    """Outermost modules whose calls made a graph."""
+    notes = (noted.operation for noted in walk_graph(roots, recorder))
+    found = (note.where.root for note in notes if note is not None)
+    return list({id(module): module for module in found if module is not None}.values())

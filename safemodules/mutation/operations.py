@@ -1,12 +1,12 @@
 """What a recorder keeps of an operation: addresses, versions and lines, never a tensor."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from safemodules.mutation import internals
 from safemodules.mutation.frames import Where
@@ -20,13 +20,16 @@ __all__ = [
     "Operand",
     "Operation",
     "Write",
+    "changed",
     "describe",
     "hidden_writes",
     "may_write",
     "new_bases",
+    "state_tensors",
     "storage_of",
     "tensors_in",
     "version_of",
+    "versions_of",
     "with_bases",
 ]
 
@@ -139,7 +142,9 @@ class Failure:
 # NOTE [ Undeclared writes ]: operations that overwrite a tensor without moving its version,
 # and the positions of what they overwrite. Source: the schema of `native_batch_norm` marks no
 # argument as written, although it updates the running statistics in training mode.
-# `instance_norm` is not listed: it updates them by `copy_`, which moves the version.
+# `instance_norm` is not listed: it updates them by `copy_`, which moves the version. Nor do
+# the fused optimizers (`_fused_adam_` and so on) move the versions of the parameters, which
+# they take as their first list (measured, torch 2.14.1).
 _STATISTICS = ("running_mean", "running_var")
 UNDECLARED: dict[Callable[..., Any], tuple[str, ...]] = {
     F.batch_norm: ("input", *_STATISTICS, "weight", "bias", "training"),
@@ -239,8 +244,39 @@ def hidden_writes(
     if name == "__set__":
         if getattr(func, "__self__", None) is internals.DATA and isinstance(args[1], Tensor):
             return (args[0],)  # a leaf that a node has saved is read again from here
+    elif name.startswith("_fused_") and name.endswith("_"):
+        return tensors_in(args[:1])  # the parameters
     elif func in UNDECLARED:
         given = {**dict(zip(UNDECLARED[func], args, strict=False)), **kwargs}
         if given.get("training"):
             return [t for t in map(given.get, _STATISTICS) if isinstance(t, Tensor)]
     return ()
+
+
+def versions_of(tensors: list[Tensor], plain: bool) -> list[int]:
+    """Versions of tensors, 0 for inference tensors, which have none."""
+    if plain:
+        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+    with internals.as_plain_tensors():
+        return list(map(version_of, tensors))
+
+
+def changed(tensors: list[Tensor], before: list[int], now: list[int]) -> list[Tensor]:
+    """Tensors whose versions moved, each once."""
+    moved = zip(tensors, before, now, strict=True)
+    return list({id(tensor): tensor for tensor, old, new in moved if old != new}.values())
+
+
+def state_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, buffers and tensors in plain attributes, with dotted names."""
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        tables = (module._parameters, module._buffers, module.__dict__)
+        for table in tables:
+            for name, value in table.items():
+                if isinstance(value, Tensor):
+                    yield prefix + name, value
+                elif isinstance(value, list | tuple) and table is module.__dict__:
+                    for index, entry in enumerate(value):
+                        if isinstance(entry, Tensor):
+                            yield f"{prefix}{name}[{index}]", entry

@@ -289,7 +289,10 @@ class _Explorer:
 
     def _note_opaque(self, value: Any) -> None:
         """Say of a function that cannot be edited whether it overwrites tensors."""
-        name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+        if isinstance(value, torch.jit.ScriptFunction):
+            name = value.qualified_name.removeprefix("__torch__.")
+        else:
+            name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
         if name in self.opaque:
             return
         self.opaque.add(name)

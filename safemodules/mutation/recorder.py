@@ -19,7 +19,7 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from safemodules.mutation import internals
-from safemodules.mutation.frames import Where, function_frame, locate, locate_from
+from safemodules.mutation.frames import Where, locate, locate_from, locate_function
 from safemodules.mutation.operations import (
     UNDECLARED,
     Backward,
@@ -38,18 +38,20 @@ from safemodules.mutation.operations import (
     Operand,
     Operation,
     Write,
+    changed,
     describe,
     hidden_writes,
     may_write,
     new_bases,
+    state_tensors,
     storage_of,
     tensors_in,
-    version_of,
+    versions_of,
     with_bases,
 )
 from safemodules.mutation.operators import flagged_functions
 
-__all__ = ["Recorder", "StateWrite", "note_of", "record_state_writes", "state_tensors"]
+__all__ = ["Recorder", "StateWrite", "note_of", "record_state_writes"]
 
 _KEY = "safemodules"
 _WRITES_PER_STORAGE = 1024
@@ -144,7 +146,7 @@ class Recorder(TorchFunctionMode):
             return self._backward(func, args, kwargs)
         given = tensors_in([*args, *kwargs.values()] if kwargs else args)
         plain = _PLAIN.issuperset(types)
-        versions = _versions(given, plain)
+        versions = versions_of(given, plain)
         if self._before_write is not None and may_write(name, func, kwargs):
             for tensor in given:
                 self._before_write(tensor)
@@ -176,14 +178,13 @@ class Recorder(TorchFunctionMode):
         written = given
         if given:
             now = [0 if tensor.is_inference() else tensor._version for tensor in given]
-            written = [] if now == versions else _changed(given, versions, now)
+            written = [] if now == versions else changed(given, versions, now)
         hidden = hidden_writes(name, func, args, kwargs)
         recording = torch.is_grad_enabled()
         made: list[tuple[Any, Tensor]] = []
         if recording:
             results = tensors_in((result,))
-            bases = new_bases(results, given)
-            made = self._unnoted([*results, *bases, *with_bases(written)])
+            made = self._unnoted([*results, *new_bases(results, given), *with_bases(written)])
         else:
             self._note_function()
         if not (made or written or hidden):
@@ -248,7 +249,8 @@ class Recorder(TorchFunctionMode):
         if not hidden and operation.outputs and func in UNDECLARED:
             self._statistics.update(operand.storage for operand in operation.inputs)
         elif hidden and not self.suspicious:
-            self.suspicious = not self._statistics.isdisjoint(map(storage_of, hidden))
+            known = func in UNDECLARED
+            self.suspicious = not known or not self._statistics.isdisjoint(map(storage_of, hidden))
 
     def _write(self, write: Write) -> None:
         storage = write.target.storage
@@ -269,9 +271,8 @@ class Recorder(TorchFunctionMode):
         if number == self._number:
             return  # no node was made since the last look
         self._number = number
-        frame = function_frame(sys._getframe(3))
-        if frame is not None:
-            where = locate_from(frame)
+        where = locate_function(sys._getframe(3))
+        if where is not None:
             self.applied[number - 1] = Operation("a custom Function", where, next(_times))
             if where.checkpointed:
                 self.regions.append(where)
@@ -337,11 +338,6 @@ class Recorder(TorchFunctionMode):
             for node, _ in made:
                 node.metadata[_KEY] = operation
 
-    def modules(self) -> list[nn.Module]:
-        """Outermost modules in which anything was written."""
-        roots = (w.operation.where.root for writes in self.writes.values() for w in writes)
-        return list({id(root): root for root in roots if root is not None}.values())
-
     def forget(self) -> None:
         """Let go of everything that was recorded."""
         self.writes.clear()
@@ -349,20 +345,6 @@ class Recorder(TorchFunctionMode):
         self.raised.clear()
         self.failure = None
         self._count = 0
-
-
-def _versions(tensors: list[Tensor], plain: bool) -> list[int]:
-    """Versions of tensors, 0 for inference tensors, which have none."""
-    if plain:
-        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-    with internals.as_plain_tensors():
-        return list(map(version_of, tensors))
-
-
-def _changed(tensors: list[Tensor], before: list[int], now: list[int]) -> list[Tensor]:
-    """Tensors whose versions moved, each once."""
-    moved = zip(tensors, before, now, strict=True)
-    return list({id(tensor): tensor for tensor, old, new in moved if old != new}.values())
 
 
 def _maker(tensor: Tensor) -> Operation | None:
@@ -390,21 +372,6 @@ class StateWrite:
     filename: str
     lineno: int
     name: str
-
-
-def state_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, buffers and tensors in plain attributes, with dotted names."""
-    for path, module in model.named_modules():
-        prefix = f"{path}." if path else ""
-        tables = (module._parameters, module._buffers, module.__dict__)
-        for table in tables:
-            for name, value in table.items():
-                if isinstance(value, Tensor):
-                    yield prefix + name, value
-                elif isinstance(value, list | tuple) and table is module.__dict__:
-                    for index, entry in enumerate(value):
-                        if isinstance(entry, Tensor):
-                            yield f"{prefix}{name}[{index}]", entry
 
 
 def record_state_writes(

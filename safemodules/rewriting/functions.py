@@ -10,6 +10,7 @@ taken from the result: nothing of it is executed.
 import ast
 import itertools
 import linecache
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType
@@ -57,7 +58,9 @@ class EditedFile:
         name = f"<safemodules {next(_numbers)} of {original.filename}>"
         # a modification time of None keeps `checkcache` from dropping the entry
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-        return cls(original, edits, text, SourceFile.parse(name, text), {})
+        made = cls(original, edits, text, SourceFile.parse(name, text), {})
+        weakref.finalize(made, linecache.cache.pop, name, None)  # a trial makes many
+        return made
 
     def diff(self) -> str:
         """The edits as a unified diff."""

@@ -46,6 +46,9 @@ from safemodules.rewriting.places import (
 
 _OPERANDS = (Tensor, int, float, complex, torch.SymInt, torch.SymFloat)
 
+# Tables stand here as plain dictionaries and sets, which torch.compile looks into.
+TWINS = dict(function_twins())
+
 # Random functions that draw in training only: where the flag stands, and its default.
 TRAINING_SLOTS = {
     F.alpha_dropout: (2, False),
@@ -108,7 +111,7 @@ def method(name: str) -> Callable[..., Any]:
 
 def function(call: Callable[..., Any], target: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The out-of-place form of ``F.elu_(target, ...)`` or ``torch.relu_(target)``."""
-    twin = function_twins().get(call)
+    twin = TWINS.get(call)
     if isinstance(target, fx.Proxy) and twin is not None:
         return twin(target, *args, **kwargs)
     if written_in_place(target):

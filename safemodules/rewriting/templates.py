@@ -101,7 +101,7 @@ class Templates:
         after = self._gap(value.end, end)
         before = self._gap(self.file.end(target), value.start)
         accessors = [a for a in place.accessors if isinstance(a, ast.Subscript)]
-        if any(has_effects(a.slice) for a in accessors) or _binds(node.value, place.root):
+        if any(has_effects(a.slice) for a in accessors) or _may_bind(node.value, place.root):
             template = (f"{place.root} = {PREFIX}set((", value, "), ", *holder, ", ", *key, ")")
         else:
             template = (
@@ -244,10 +244,10 @@ def _is_target(parent: ast.AST | None, place: Place) -> bool:
     )
 
 
-def _binds(node: ast.AST, name: str | None) -> bool:
-    return any(
-        isinstance(inner, ast.NamedExpr) and inner.target.id == name for inner in ast.walk(node)
-    )
+def _may_bind(node: ast.expr, name: str | None) -> bool:
+    """Whether an expression binds a name, or may do so once a site in it is edited."""
+    named = any(isinstance(inner, ast.Name) and inner.id == name for inner in ast.walk(node))
+    return named and has_effects(node)
 
 
 Maker = Callable[[Templates, FoundSite, Place, str | None], Iterator[Edit]]
