@@ -253,7 +253,8 @@ def _compare_reverted(
     found = ["revert: another object is returned"] if reverted is not model else []
     found += [f"revert: {d}" for d in structure.differences(Structure(model), converted=False)]
     for mode in case.modes:
-        again = run(model, case, mode, backward=False)
+        graph = mode in case.gradients
+        again = run(model, case, mode, backward=False, graph=graph)
         state.restore()
         for key, value in before[mode].entries.items():
             kind = key.split(":")[0]

@@ -85,7 +85,9 @@ def _same_bits(first: Tensor, second: Tensor) -> bool:
     return first.shape == second.shape and digest(first) == digest(second)
 
 
-def run(model: nn.Module, case: Case, mode: Mode, *, backward: bool = True) -> Record:
+def run(
+    model: nn.Module, case: Case, mode: Mode, *, backward: bool = True, graph: bool | None = None
+) -> Record:
     """Run forward, and backward of a seeded weighted sum of the float outputs.
 
     Buffers stay as the run leaves them; gradients are dropped once they are recorded.
@@ -95,19 +97,22 @@ def run(model: nn.Module, case: Case, mode: Mode, *, backward: bool = True) -> R
         case: Where the arguments come from.
         mode: Train or eval mode.
         backward: Whether gradients are computed and recorded.
+        graph: Whether the graph is recorded, as for a backward by default. Torch multiplies
+            some matrices by other kernels without one.
     """
+    graph = backward if graph is None else graph
     record = Record()
     model.train(mode == "train")
     drop_gradients(model)
     call = case.call(mode)
     inputs: dict[str, Tensor] = {}
-    with_gradients = backward and case.input_grads
+    with_gradients = graph and case.input_grads
     args = tuple(_prepare(a, f"{i}", inputs, with_gradients) for i, a in enumerate(call.args))
     kwargs = {k: _prepare(v, k, inputs, with_gradients) for k, v in call.kwargs.items()}
 
     seed_everything(RUN_SEED)
     started = time.process_time()
-    with torch.set_grad_enabled(backward), patch.object(torch, "seed", _fixed_seed):
+    with torch.set_grad_enabled(graph), patch.object(torch, "seed", _fixed_seed):
         outputs = model(*args, **kwargs)
     record.seconds = time.process_time() - started
     _record_forward(record, outputs)

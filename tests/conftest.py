@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+# small models gain nothing from threads, and lose much where test processes share the cores
+torch.set_num_threads(1)
+
 
 def _devices():
     yield pytest.param("cpu")

@@ -51,6 +51,12 @@ COUNTEREXAMPLES = {
         "v0.mul_(v0)",
         "return (b.sum() + v0.sum())",
     ),
+    "a written view saves its base": (
+        "v2 = a.view_as(a)",
+        "v2.mul_(a)",
+        "a.exp_()",
+        "return v2.sum()",
+    ),
     "the result of an in-place activation on a view": (
         "v0 = self.conv(b[None]).squeeze(0)",
         "F.relu(v0, inplace=True)",

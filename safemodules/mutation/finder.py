@@ -19,7 +19,13 @@ from safemodules.mutation.operators import (
     function_twins,
     method_kind,
 )
-from safemodules.mutation.resolution import Context, is_self, next_in_mro, resolve
+from safemodules.mutation.resolution import (
+    Context,
+    is_hashable,
+    is_self,
+    next_in_mro,
+    resolve,
+)
 from safemodules.mutation.scopes import Scope, walk_scopes
 from safemodules.mutation.sites import SiteKind
 from safemodules.mutation.values import is_plain_value
@@ -128,7 +134,7 @@ class _Finder:
 
     def _call(self, node: ast.Call, scope: Scope, parent: ast.AST | None) -> None:
         values = resolve(node.func, scope, self.context)
-        function = values[0] if len(values) == 1 and _hashable(values[0]) else None
+        function = values[0] if len(values) == 1 and is_hashable(values[0]) else None
         if function is not None and function in function_twins():
             place = self._first_argument(node, scope)
             name = getattr(function, "__name__", "function")
@@ -357,14 +363,6 @@ def has_effects(node: ast.AST) -> bool:
 
 def _is_pure_key(accessor: ast.Subscript | ast.Attribute) -> bool:
     return isinstance(accessor, ast.Attribute) or not has_effects(accessor.slice)
-
-
-def _hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 def _top_module(value: Any) -> str:

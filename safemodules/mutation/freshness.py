@@ -12,6 +12,13 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from safemodules.mutation.environments import (
+    NESTED,
+    Environment,
+    captured_names,
+    join,
+    leaves,
+)
 from safemodules.mutation.found import FoundSite
 from safemodules.mutation.fresh_modules import (
     Freshness,
@@ -28,14 +35,10 @@ from safemodules.mutation.fresh_tables import (
 )
 from safemodules.mutation.operators import method_kind
 from safemodules.mutation.reach import Reached
-from safemodules.mutation.resolution import resolve
+from safemodules.mutation.resolution import is_hashable, resolve
 from safemodules.mutation.scopes import function_scope
 from safemodules.mutation.sites import SiteKind
 
-Environment = dict[str, Freshness]
-_NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef) + (
-    (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-)
 _INERT = (ast.Pass, ast.Break, ast.Continue, ast.Import, ast.ImportFrom)
 _CHILD_METHODS = frozenset(
     {"_modules", "children", "modules", "named_children", "named_modules", "get_submodule"}
@@ -55,14 +58,14 @@ class _Walker:
         self.flags: dict[int, bool] = {}
         self.called: set[int] = set()
         self.exposed: set[int] = set()
-        self.captured = _captured_names(self.node)
+        self.captured = captured_names(self.node)
         for nested in self.captured_modules():
             self.exposed.update(id(module) for module in nested.modules())
 
     def captured_modules(self) -> Iterator[nn.Module]:
         """Modules used in nested functions and comprehensions, whose order is not known."""
         for nested in ast.walk(self.node):
-            if isinstance(nested, _NESTED) and nested is not self.node:
+            if isinstance(nested, NESTED) and nested is not self.node:
                 for inner in ast.walk(nested):
                     if isinstance(inner, ast.Attribute):
                         values = resolve(inner, self.scope, self.context)
@@ -142,9 +145,9 @@ class _Walker:
         for block in blocks:
             branch = dict(env)
             self.block(block, branch)
-            if not _leaves(block):
+            if not leaves(block):
                 ends.append(branch)
-        _join(env, ends)
+        join(env, ends)
 
     def loop(self, node: ast.For | ast.While | ast.AsyncFor, env: Environment) -> None:
         for _ in range(len(Freshness)):  # each pass lowers what a later iteration would find
@@ -155,7 +158,7 @@ class _Walker:
                 self.alias(node.iter, inner)
                 self.store(node.target, Freshness.SHARED, inner)
             self.block(node.body, inner)
-            _join(env, [dict(env), inner])
+            join(env, [dict(env), inner])
         self.block(node.orelse, env)
 
     def opaque(self, node: ast.AST, env: Environment) -> None:
@@ -247,7 +250,7 @@ class _Walker:
             return self.in_place_call(node, site, arguments, env, target)
         if values and all(isinstance(value, nn.Module) for value in values):
             return self.modules(node, values, arguments, env, target)
-        if isinstance(function, nn.Module) or not _hashable(function):
+        if isinstance(function, nn.Module) or not is_hashable(function):
             function = None
         reads = isinstance(node.func, ast.Name) and node.func.id in READING_CALLS
         if function in FRESH_FUNCTIONS or reads:
@@ -363,31 +366,6 @@ class _Walker:
         if site.place.accessors and level < Freshness.TENSOR:
             level = Freshness.SHARED
         self.verdicts[site.key] = min(level, self.verdicts.get(site.key, level))
-
-
-def _captured_names(node: ast.AST) -> frozenset[str]:
-    """Names that nested functions, lambdas and comprehensions mention."""
-    return frozenset(
-        name.id
-        for nested in ast.walk(node)
-        if isinstance(nested, _NESTED) and nested is not node
-        for name in ast.walk(nested)
-        if isinstance(name, ast.Name)
-    )
-
-
-def _leaves(block: list[ast.stmt]) -> bool:
-    return bool(block) and isinstance(block[-1], ast.Return | ast.Raise)
-
-
-def _join(env: Environment, ends: list[Environment]) -> None:
-    names = set(env).union(*ends)
-    for name in names:
-        env[name] = min((end.get(name, Freshness.SHARED) for end in ends), default=Freshness.SHARED)
-
-
-def _hashable(value: object) -> bool:
-    return getattr(value, "__hash__", None) is not None
 
 
 @dataclass(frozen=True)

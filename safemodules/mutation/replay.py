@@ -50,7 +50,8 @@ def saved_operands(operation: Operation) -> list[tuple[str, Operand, int]]:
         torch.set_rng_state(random)
     for tensor, operand in zip(tensors_in((result,)), operation.outputs, strict=False):
         operands.setdefault(storage_of(tensor), operand)
-    found = list(_saved(results, leaves, operands))
+    moved = {operands[storage_of(t)].storage: t._version for t in stand_ins.values() if t._version}
+    found = list(_saved(results, leaves, operands, moved))
     del kept
     return found
 
@@ -62,7 +63,10 @@ def _empty(operand: Operand) -> Tensor:
 
 
 def _saved(
-    results: list[Tensor], leaves: set[int], operands: dict[int, Operand]
+    results: list[Tensor],
+    leaves: set[int],
+    operands: dict[int, Operand],
+    moved: dict[int, int],
 ) -> Iterator[tuple[str, Operand, int]]:
     stack = [tensor.grad_fn for tensor in results]
     seen = set(leaves)
@@ -75,8 +79,13 @@ def _saved(
             for raw in internals.raw_saved(node, role):
                 tensor = internals.raw_tensor(raw)
                 operand = None if tensor is None else operands.get(storage_of(tensor))
-                if operand is not None:
-                    yield role, operand, _lag(node, role)
+                if tensor is None or operand is None:
+                    continue
+                lag = _lag(node, role)
+                if not lag and not tensor._version:
+                    # its stand-in was not written, but it may share memory with one that was
+                    lag = moved.get(operand.storage, 0)
+                yield role, operand, lag
         stack += [inner for inner, _ in node.next_functions]
 
 

@@ -125,6 +125,15 @@ def mangled(name: str, class_name: str | None) -> str:
     return f"_{stripped}{name}" if stripped else name
 
 
+def is_hashable(value: Any) -> bool:
+    """Whether a value can be looked up in a table."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
 def _bound(attribute: Any, holder: Any) -> Any:
     """A function found on an object is its method."""
     if isinstance(attribute, FunctionType) and not isinstance(holder, ModuleType | type):
