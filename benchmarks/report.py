@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.compare import Outcome
+from benchmarks.converters import Sites
 
 LIBRARIES = (
     "torch",
@@ -121,6 +122,24 @@ def markdown(outcomes: Sequence[Outcome], command: str, title: str) -> str:
     for outcome in failed:
         lines += ["", f"### {outcome.case}", "", "```", *outcome.differences, "```"]
     return "\n".join(lines) + "\n"
+
+
+def read(path: Path) -> list[Outcome]:
+    """The outcomes that an earlier run has written, empty if there was none."""
+    stored = path.with_suffix(".json")
+    if not stored.exists():
+        return []
+    rows = json.loads(stored.read_text())["outcomes"]
+    return [
+        Outcome(
+            **{
+                **row,
+                "sites": Sites(**row["sites"]),
+                "differences": tuple(row["differences"]),
+            }
+        )
+        for row in rows
+    ]
 
 
 def write(outcomes: Sequence[Outcome], path: Path, command: str, title: str) -> None:

@@ -20,13 +20,13 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.cases import DATA, SUITES, Case, load_suite, measured_seconds, select
 from benchmarks.compare import GOOD, Outcome
 from benchmarks.converters import CONVERTERS
-from benchmarks.report import RESULTS, summary, write
+from benchmarks.report import RESULTS, read, summary, write
 from benchmarks.workers import Options, run_cases
 
 
@@ -53,6 +53,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--recycle", type=int, default=Options.recycle, help="models that one child runs")
     add("--output", type=Path, help="page to write (default benchmarks/results/zoo.md)")
     add("--list", action="store_true", help="print the names and stop")
+    add("--update", action="store_true", help="keep the other rows of the page")
     add("--write-seconds", action="store_true", help="store the measured times in the table")
     options = parser.parse_args(arguments)
     unknown = set(options.suite.split(",")) - set(SUITES)
@@ -77,13 +78,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         memory=options.memory,
         recycle=options.recycle,
     )
-    outcomes = collect([case.name for case in chosen], settings, options.jobs)
+    path = options.output or default_output(options)
+    before = read(path) if options.update else []
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     command = shlex.join(["python", "-m", "benchmarks.zoo", *words])
-    path = options.output or default_output(options)
-    write(outcomes, path, command, title(options))
+
+    def store(measured: Sequence[Outcome]) -> list[Outcome]:
+        """Write the page; done after every model, since a long run may be cut short."""
+        rows = {outcome.case: outcome for outcome in [*before, *measured]}
+        outcomes = sorted(rows.values(), key=lambda row: SUITES.index(row.case.split("/")[0]))
+        write(outcomes, path, command, title(options))
+        return outcomes
+
+    measured = collect([case.name for case in chosen], settings, options.jobs, store)
+    outcomes = store(measured)
     if options.write_seconds:
-        write_seconds(outcomes)
+        write_seconds(measured)
     print(f"{summary(outcomes)}\n{path}")
     return 0 if outcomes and all(outcome.status in GOOD for outcome in outcomes) else 1
 
@@ -104,12 +114,18 @@ def title(options: argparse.Namespace) -> str:
     return f"Zoo: each model converted by {options.converter}, {how}, against its original"
 
 
-def collect(names: Sequence[str], options: Options, jobs: int) -> list[Outcome]:
+def collect(
+    names: Sequence[str],
+    options: Options,
+    jobs: int,
+    store: Callable[[Sequence[Outcome]], object],
+) -> list[Outcome]:
     """Run all cases with a line of progress each; returns them in the order of the names."""
     outcomes: dict[str, Outcome] = {}
     started = last = time.monotonic()
     for outcome in run_cases(names, options, jobs):
         outcomes[outcome.case] = outcome
+        store(list(outcomes.values()))
         now = time.monotonic()
         first = outcome.detail or (outcome.differences[0] if outcome.differences else "")
         print(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, functionalize
 from torch.overrides import TorchFunctionMode
 
+from safemodules.mutation.operators import method_kind
 from safemodules.state import preserved, seed_everything
 from safemodules.trees import CallArguments, clone_inputs, flatten_tensors, map_tensors
 from safemodules.verification.observation import Mode, output_weights, quiet_run, set_mode
@@ -62,6 +63,9 @@ class _DifferentiableCopies(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run one function of torch, its copies replaced."""
+        if not torch.is_grad_enabled() and _writes_history(func, args):
+            # in place the gradient passes such a write by, as a new value it is cut off
+            raise RuntimeError("a tensor that requires grad is written while gradients are off")
         if func is Tensor.copy_ and not kwargs and _is_copied(*args[:2]):
             return _copy(args[0], args[1])
         if func is Tensor.__setitem__ and _is_basic(args[1]) and _is_copied(args[0], args[2]):
@@ -75,6 +79,15 @@ class _DifferentiableCopies(TorchFunctionMode):
             tolerance = FUNCTIONAL_TOLERANCE.get(result.dtype, 1e-1)
             self.tolerance = max(self.tolerance, tolerance)
         return result
+
+
+def _writes_history(func: Any, args: tuple[Any, ...]) -> bool:
+    """Tell whether a function writes to a tensor that has a gradient to pass on."""
+    name = getattr(func, "__name__", "")
+    if method_kind(name) is None and name != "__setitem__":
+        return False
+    target = args[0] if args else None
+    return isinstance(target, Tensor) and target.requires_grad and not target.is_leaf
 
 
 def _is_copied(target: object, source: object) -> bool:
