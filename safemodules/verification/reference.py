@@ -54,6 +54,14 @@ class _DifferentiableCopies(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.tolerance = FUNCTIONAL_TOLERANCE[torch.float64]
+        self.buffers: list[Tensor] = []
+
+    def _may_cut(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Tell whether a function writes to a tensor that may have a gradient to pass on."""
+        name = getattr(func, "__name__", "")
+        if not args or (method_kind(name) is None and name != "__setitem__"):
+            return False
+        return not any(args[0] is buffer for buffer in self.buffers)
 
     def __torch_function__(
         self,
@@ -63,9 +71,9 @@ class _DifferentiableCopies(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run one function of torch, its copies replaced."""
-        if not torch.is_grad_enabled() and _writes_history(func, args):
+        if not torch.is_grad_enabled() and self._may_cut(func, args):
             # in place the gradient passes such a write by, as a new value it is cut off
-            raise RuntimeError("a tensor that requires grad is written while gradients are off")
+            raise RuntimeError("a tensor is written while gradients are off")
         if func is Tensor.copy_ and not kwargs and _is_copied(*args[:2]):
             return _copy(args[0], args[1])
         if func is Tensor.__setitem__ and _is_basic(args[1]) and _is_copied(args[0], args[2]):
@@ -79,15 +87,6 @@ class _DifferentiableCopies(TorchFunctionMode):
             tolerance = FUNCTIONAL_TOLERANCE.get(result.dtype, 1e-1)
             self.tolerance = max(self.tolerance, tolerance)
         return result
-
-
-def _writes_history(func: Any, args: tuple[Any, ...]) -> bool:
-    """Tell whether a function writes to a tensor that has a gradient to pass on."""
-    name = getattr(func, "__name__", "")
-    if method_kind(name) is None and name != "__setitem__":
-        return False
-    target = args[0] if args else None
-    return isinstance(target, Tensor) and target.requires_grad and not target.is_leaf
 
 
 def _is_copied(target: object, source: object) -> bool:
@@ -165,6 +164,7 @@ def functional_gradients(
             wrapped = {id(t): w for t, w in zip(tensors, inputs, strict=True)}
             rebuilt = map_tensors(lambda tensor: wrapped[id(tensor)], handed)
             state = {**parameters, **buffers}
+            copies.buffers = list(buffers.values())
             with copies:
                 out = functional_call(model, state, rebuilt.inputs, rebuilt.kwargs)
             return [tensor for _, tensor in flatten_tensors(out)]
