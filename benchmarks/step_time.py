@@ -55,6 +55,13 @@ def step(model: nn.Module, inputs: Tensor) -> Callable[[], None]:
     return run
 
 
+def seeded(model: nn.Module, inputs: Tensor) -> Tensor:
+    """The output from one seed, since dropout draws."""
+    torch.manual_seed(0)
+    output: Tensor = model(inputs)
+    return output
+
+
 def measure(name: str, rounds: int) -> Row:
     """Time all variants of one model, interleaved."""
     import safemodules
@@ -66,7 +73,7 @@ def measure(name: str, rounds: int) -> Row:
         CONVERTED: safemodules.convert_model(build(name)[0], example_inputs=inputs),
         "original": build(name)[0],
     }
-    outputs = [model(inputs) for model in models.values()]
+    outputs = [seeded(model, inputs) for model in models.values()]
     if not all(torch.equal(outputs[0], output) for output in outputs):
         raise AssertionError(f"{name}: the variants do not compute the same")
     seconds, ratios = interleave(

@@ -149,7 +149,6 @@ CONDITIONS = (
     "{a}.sum() > 0",
     "x.shape[0] > 3",
     "self.training",
-    "torch.is_grad_enabled()",
     "{a}[0, 0] > {b}[-1, -1]",
 )
 
@@ -233,6 +232,8 @@ class Program:
         kept = [list(names) for names in (self.owned, self.read, self.singles, self.whole)]
         self.indent += 1
         yield
+        if self.lines[-1].endswith(":"):
+            self.line("pass")
         self.indent -= 1
         owned, read, singles, whole = kept
         self.owned = [name for name in owned if name in self.owned]

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from collections import namedtuple
 from pathlib import Path
 
@@ -47,6 +48,22 @@ class Net(nn.Module):
 def only(diagnosis):
     assert len(diagnosis.clashes) == 1, str(diagnosis)
     return diagnosis.clashes[0]
+
+
+@pytest.mark.parametrize("where", [sm.__file__, torch.__file__], ids=["this package", "torch"])
+def test_a_file_whose_path_leads_through_a_package_is_not_of_that_package(where, tmp_path):
+    spelt = Path(where).parent / os.path.relpath(tmp_path.resolve(), Path(where).parent.resolve())
+    file = spelt / "helper.py"
+    file.write_text("def helper(x):\n    h = x.sigmoid()\n    h += x\n    return h\n")
+    names = {}
+    exec(compile(file.read_text(), str(file), "exec"), names)  # an import would shorten the path
+
+    class Net(nn.Module):
+        def forward(self, x):
+            return names["helper"](x)
+
+    clash = only(sm.diagnose(Net(), torch.randn(2)))
+    assert (clash.saved_at.lineno, clash.mutated_at.lineno) == (2, 3)
 
 
 def test_both_lines_are_named_with_module_path_and_text():

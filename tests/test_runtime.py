@@ -92,7 +92,7 @@ def check(target, in_place, out_of_place, *read):
 
 @pytest.mark.parametrize("name", AUGMENTED)
 @given(data=st.data(), target=tensors())
-@examples(20)
+@examples(15)
 def test_augmented_operators_are_those_of_the_tensor(name, data, target):
     value = data.draw(operands(target))
     in_place, compute = AUGMENTED_FUNCTIONS[name][1], helper(name)
@@ -105,7 +105,7 @@ def test_every_in_place_method_has_arguments_here():
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
 @given(data=st.data())
-@examples(6)
+@examples(4)
 def test_methods_are_those_of_the_tensor(name, data):
     target = data.draw(made.inplace_targets(name))
     args, kwargs = made.METHODS[name](data.draw, target)
@@ -124,7 +124,7 @@ def test_every_in_place_function_has_arguments_here():
 
 @pytest.mark.parametrize("call", function_twins(), ids=lambda call: call.__name__)
 @given(data=st.data())
-@examples(4)
+@examples(3)
 def test_functions_are_those_of_torch(call, data):
     name = call.__name__
     target = data.draw(made.inplace_targets(name))

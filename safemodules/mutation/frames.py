@@ -72,16 +72,17 @@ _owners[id(nn.Module._call_impl.__code__)] = Owner.CALL, nn.Module._call_impl.__
 
 
 def _classify(filename: str) -> Owner:
-    path = filename.replace(os.sep, "/")
+    absolute = os.path.abspath(filename)  # of `safemodules/../net.py` too, which is not ours
+    path = absolute.replace(os.sep, "/")
     if path.endswith("torch/utils/checkpoint.py"):
         return Owner.CHECKPOINT
     if "/torch/optim/" in path and is_foreign(filename):
         return Owner.OPTIMIZER
-    if filename == _DIAGNOSE:
+    if absolute == _DIAGNOSE:
         return Owner.DIAGNOSIS
-    if is_foreign(filename) or filename.startswith(_OURS):
+    if is_foreign(filename) or absolute.startswith(_OURS):
         return Owner.TORCH
-    return Owner.LIBRARY if os.path.abspath(filename).startswith(_PACKAGES) else Owner.USER
+    return Owner.LIBRARY if absolute.startswith(_PACKAGES) else Owner.USER
 
 
 @dataclass(frozen=True)
