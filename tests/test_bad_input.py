@@ -145,7 +145,7 @@ def test_a_forward_that_raises_is_refused(refused):
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("inplace", "unsafe"),
+        ("inplace", "safe"),
         ("inplace", None),
         ("inplace", True),
         ("checkpoint", True),
@@ -155,7 +155,7 @@ def test_a_forward_that_raises_is_refused(refused):
         ("memory_budget", "50%"),
         ("memory_budget", 1 << 30),
         ("memory_budget", 0),
-        ("semantics", "intended"),
+        ("semantics", "improved"),
         ("semantics", ["preserve"]),
     ],
 )
@@ -166,6 +166,12 @@ def test_options_that_this_version_does_not_have_are_refused(refused, option, va
     assert isinstance(error, ValueError)
     assert repr(value) in str(error)
     assert "expected" in str(error)
+
+
+@pytest.mark.parametrize("options", [{"inplace": "unsafe"}, {"semantics": "intended"}])
+def test_options_that_need_a_run_are_refused_without_inputs(options):
+    with pytest.raises(sm.OptionError, match="needs example_inputs"):
+        sm.convert_model(cases.build("residual"), **options)
 
 
 def test_unknown_options_are_a_type_error():

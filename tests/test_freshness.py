@@ -71,6 +71,17 @@ SWAPPED = {
     "slice of a result": "h = self.lin(x).softmax(1)\nh[:, 0] = 0  # site\nreturn h",
     "slice added to": "h = torch.tanh(x)\nh[:, :1] += 1  # site\nreturn h",
     "read before": "h = self.lin(x)\ny = h.sigmoid()\nh += y  # site\nreturn h",
+    "chunks": "a, b = self.lin(x).chunk(2, 1)\na += 1  # site\nreturn a",
+    "captured by a lambda": "h = self.lin(x)\nf = lambda: h\nh += 1  # site\nreturn f() + h",
+    "named in a comprehension": "h = self.lin(x)\nfs = [h for _ in '1']\nh += 1  # site\nreturn h",
+    "alias made later in the loop": """
+        h, y = self.lin(x), 0
+        h = self.lin(x)
+        for _ in range(2):
+            h += 1  # site
+            y = h
+        return y + h
+        """,
     "shape read before": "h = self.lin(x)\nn = h.shape[0]\nh += n  # site\nreturn h",
 }
 
@@ -78,7 +89,6 @@ KEPT = {
     "argument": "x += 1  # site\nreturn x",
     "second name": "h = self.lin(x)\ny = h\nh += 1  # site\nreturn y * h",
     "view taken before": "h = self.lin(x)\ny = h[:, :1]\nh += 1  # site\nreturn y * h",
-    "chunks": "a, b = self.lin(x).chunk(2, 1)\na += 1  # site\nreturn a",
     "kept in a list": "h = self.lin(x)\nfs = [h]\nh += 1  # site\nreturn fs[0] + h",
     "appended": "fs = []\nh = self.lin(x)\nfs.append(h)\nh += 1  # site\nreturn fs[0] + h",
     "kept on self": "h = self.lin(x)\nself.h = h\nh += 1  # site\nreturn h",
@@ -92,16 +102,6 @@ KEPT = {
         h += 1  # site
         return h
         """,
-    "alias made later in the loop": """
-        h, y = self.lin(x), 0
-        h = self.lin(x)
-        for _ in range(2):
-            h += 1  # site
-            y = h
-        return y + h
-        """,
-    "captured by a lambda": "h = self.lin(x)\nf = lambda: h\nh += 1  # site\nreturn f() + h",
-    "named in a comprehension": "h = self.lin(x)\nfs = [h for _ in '1']\nh += 1  # site\nreturn h",
     "either of two": "h = self.lin(x)\ny = h if self.training else x\ny += 1  # site\nreturn y + h",
     "element of a fresh list": "fs = [x] + [x]\nfs[0] += 1  # site\nreturn x",
     "result of a method with a second name": """
@@ -152,7 +152,8 @@ def test_a_plainly_fresh_tensor_is_swapped_and_computes_the_same(tmp_path, body)
     original = copy.deepcopy(model)
     sm.convert_model(model)
     for mode in (True, False):
-        assert torch.equal(model.train(mode)(x.clone()), original.train(mode)(x.clone()))
+        with torch.no_grad():  # with a graph, a write to one of several views is refused
+            assert torch.equal(model.train(mode)(x.clone()), original.train(mode)(x.clone()))
 
 
 @pytest.mark.parametrize("body", KEPT.values(), ids=KEPT)
@@ -183,7 +184,7 @@ def flags(tmp_path, body):
         ("return self.seq(self.lin(x))", "seq.0", "swap"),
         ("return self.seq(x) + x", "seq.0", "keep"),
         ("for m in self.seq:\n    x = m(x)\nreturn x", "seq.0", "keep"),
-        ("return self.seq[0](self.lin(x))", "seq.0", "keep"),
+        ("return self.seq[0](self.lin(x))", "seq.0", "swap"),
         ("f = self.relu\nreturn f(self.lin(x)) + f(x)", "relu", "keep"),
         ("return [m(x) for m in self.children()][0]", "relu", "keep"),
         ("return x", "relu", "keep"),
@@ -206,8 +207,8 @@ def test_flags_in_a_sequential_depend_on_the_layer_before():
         )
     )
     found = {site.site.module: site.decision for site in sm.plan_conversion(chain).sites}
-    # a Sequential that was flattened hands on a view, of a tensor that nobody else sees: not plain
-    assert found == {"first": "keep", "second": "swap", "third": "swap", "fourth": "keep"}
+    # the first one overwrites the caller's input
+    assert found == {"first": "keep", "second": "swap", "third": "swap", "fourth": "swap"}
 
 
 def test_a_hook_that_sees_the_tensor_keeps_the_flag():

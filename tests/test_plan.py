@@ -94,12 +94,33 @@ def test_the_table_says_it_all():
     assert "compared with the original" in text
 
 
+_NAMESPACE = {}
+exec("def without_source(tensor):\n    return tensor", _NAMESPACE)
+without_source = _NAMESPACE["without_source"]
+
+
+class HandsOn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+
+    def forward(self, x):
+        h = self.lin(x)
+        y = without_source(h)
+        h += 1
+        return h + y
+
+
 def test_what_is_undecided_is_listed_with_what_to_do():
-    plan = sm.plan_conversion(nn.Sequential(nn.ReLU(inplace=True)))
+    model = HandsOn()
+    plan = sm.plan_conversion(model)
     (site,) = plan.sites
     assert site.decision == "keep"
-    assert "give example_inputs" in site.reason
+    assert site.reason.startswith("not decided")
+    assert "example_inputs may decide it" in site.reason
     assert plan.equivalence is None
+    with pytest.warns(sm.ConversionWarning, match=r"(?s)example_inputs would decide.*h \+= 1"):
+        plan.apply()
 
 
 def patched(before: str, diff: str) -> str:
@@ -142,7 +163,7 @@ def test_the_diff_of_flags_alone_is_empty():
 def test_json_round_trips(name):
     plan = sm.plan_conversion(cases.build(name), cases.example())
     data = json.loads(plan.to_json())
-    assert set(data) == {"sites", "skipped", "equivalence", "diff"}
+    assert set(data) == {"sites", "skipped", "equivalence", "diff", "copies"}
     assert len(data["sites"]) == len(plan.sites)
     for entry, planned in zip(data["sites"], plan.sites, strict=True):
         assert entry["decision"] == planned.decision

@@ -40,10 +40,14 @@ def convert_model(
             compared with the original before it is returned, bit for bit; without them only
             sites that are plainly safe are swapped, and nothing is run.
         example_kwargs: keyword arguments of the forward.
-        inplace: ``"all"``.
+        inplace: ``"all"`` swaps every site that leaves the function as it is; ``"unsafe"``
+            only those that overwrite what backward needs, which is the smallest change that
+            makes the model train.
         checkpoint: ``False``.
         memory_budget: ``None``.
-        semantics: ``"preserve"``.
+        semantics: ``"preserve"`` keeps what the model computes. ``"intended"`` computes what
+            out-of-place code would: for people who know that an overwrite was a mistake. The
+            plan says of each such site that it changes the function.
         progress: called with a text, the steps done and the number of steps.
 
     Returns:

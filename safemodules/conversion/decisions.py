@@ -1,6 +1,6 @@
 """Which sites are swapped, and why."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +9,7 @@ from torch import nn
 from safemodules.conversion.survey import FORWARD, AnySite, FlagSite, SourceSite, Survey
 from safemodules.mutation.fresh_modules import Freshness, fresh_in_sequentials, is_sequential
 from safemodules.mutation.freshness import Freshnesses, analyse
+from safemodules.mutation.liveness.verdicts import Effect, Verdict, find_verdicts
 from safemodules.mutation.reach import Reached
 
 Verdict = Literal["swap", "keep"]
@@ -22,26 +23,46 @@ class Decision:
     reason: str
 
 
+CLASH = Decision("swap", "overwrites what backward needs")
+NO_CLASH = Decision("keep", "overwrites nothing that backward needs")
 COMPARED = Decision("swap", "the model computes the same out of place")
 FRESH = Decision("swap", "a fresh tensor that nothing else refers to")
-UNDECIDED = Decision("keep", "not plainly a fresh tensor: give example_inputs to decide")
+UNDECIDED = "not decided"  # how the reason of a site begins that was not
 HARMLESS = Decision("keep", "no backward needs the old value, and a swap would copy the tensor")
 ROUNDED = Decision("keep", "out of place its gradient is summed in another order: last bits differ")
+CHANGED = Decision("keep", "out of place, the model computes something else")
 FILLED = Decision("keep", "fills a new tensor, whose old values no operator has kept")
 
 
-def decide_with_inputs(survey: Survey, clashes: bool) -> dict[AnySite, Decision]:
+def load_bearing(reader: str) -> Decision:
+    """A site whose old tensor is read afterwards, so that the overwrite is part of the function."""
+    return Decision("keep", f"load-bearing: {reader}")
+
+
+def intended(reader: str) -> Decision:
+    """A load-bearing site that is swapped all the same, on the user's word."""
+    return Decision("swap", f"changes the function: {reader}")
+
+
+def decide_with_inputs(
+    survey: Survey, clashing: Collection[AnySite], *, only_clashes: bool
+) -> dict[AnySite, Decision]:
     """Decide every site, to be confirmed by comparing the models.
 
     Args:
         survey: the model's sites.
-        clashes: the original's own backward raises for an in-place operation.
+        clashing: the sites that overwrite what backward needs.
+        only_clashes: swap no others.
     """
     decisions: dict[AnySite, Decision] = {}
     for site in survey.sites():
         if isinstance(site, SourceSite) and site.obstacle is not None:
             decisions[site] = Decision("keep", str(site.obstacle))
-        elif isinstance(site, SourceSite) and site.found.copies and not clashes:
+        elif site in clashing:
+            decisions[site] = CLASH
+        elif only_clashes:
+            decisions[site] = NO_CLASH
+        elif isinstance(site, SourceSite) and site.found.copies:
             decisions[site] = HARMLESS
         else:
             decisions[site] = COMPARED
@@ -54,22 +75,35 @@ def decide_without_inputs(survey: Survey) -> dict[AnySite, Decision]:
         (reached, analyse(reached)) for reached in survey.reach.all() if reached.source is not None
     ]
     levels = _site_levels(found)
+    verdicts = find_verdicts(survey.model, survey.reach, [flag.module for flag in survey.flags])
     decisions: dict[AnySite, Decision] = {}
     for site in survey.sources:
         if site.obstacle is not None:
             decisions[site] = Decision("keep", str(site.obstacle))
             continue
+        verdict = verdicts[site.found.key]
         level = levels.get(site.found.key, Freshness.SHARED)
-        if level is Freshness.SHARED:
-            decisions[site] = UNDECIDED
-        elif site.found.copies and level is Freshness.FILLED:
+        filled = level is Freshness.FILLED or verdict.filled
+        if site.found.copies and filled and (level or verdict.effect is Effect.NEUTRAL):
             decisions[site] = FILLED
         else:
-            decisions[site] = FRESH
+            decisions[site] = FRESH if level else _decision(verdict)
     evidence = _FlagEvidence(survey, found)
     for flag in survey.flags:
-        decisions[flag] = FRESH if evidence.fresh(flag) else UNDECIDED
+        fresh = evidence.fresh(flag)
+        decisions[flag] = FRESH if fresh else _decision(verdicts[id(flag.module)])
     return {site: decisions[site] for site in survey.sites()}
+
+
+def _decision(verdict: Verdict) -> Decision:
+    """What is done by a verdict from source alone."""
+    if verdict.effect is Effect.NEUTRAL:
+        return Decision("swap", verdict.reason)
+    if verdict.effect is Effect.LOAD_BEARING:
+        return load_bearing(verdict.reason)
+    if verdict.effect is Effect.UNREACHED:
+        return Decision("keep", verdict.reason)
+    return Decision("keep", f"{UNDECIDED}: {verdict.reason}; example_inputs may decide it")
 
 
 def _site_levels(found: Iterable[tuple[Reached, Freshnesses]]) -> Mapping[int, Freshness]:

@@ -1,7 +1,7 @@
 """What a conversion will do, before it does anything."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from safemodules.conversion.record import (
     planned_sites,
 )
 from safemodules.conversion.rewriter import make_rewriting
+from safemodules.conversion.savers import SaverCopy
 from safemodules.conversion.survey import AnySite, SourceSite, Survey, survey_model
 from safemodules.conversion.swap import RECORD_MARK, apply_swaps, check_unchanged
 from safemodules.conversion.trial import Trial
@@ -24,6 +25,10 @@ from safemodules.verification import Equivalence, as_arguments
 
 Progress = Callable[[str, int, int], None]
 
+_FOUND_BY_RUNNING = {
+    "unsafe": "which sites overwrite what backward needs",
+    "intended": "what it would change",
+}
 DONE = Decision("swap", "converted already")
 
 
@@ -135,10 +140,14 @@ def plan_conversion(
             Without them nothing is run, and only sites whose tensor is plainly a fresh result
             that nothing else refers to are swapped.
         example_kwargs: keyword arguments of the forward.
-        inplace: ``"all"``.
+        inplace: ``"all"`` swaps every site that leaves the function as it is; ``"unsafe"``
+            only those that overwrite what backward needs, which is the smallest change that
+            makes the model train.
         checkpoint: ``False``.
         memory_budget: ``None``.
-        semantics: ``"preserve"``.
+        semantics: ``"preserve"`` keeps what the model computes. ``"intended"`` computes what
+            out-of-place code would: for people who know that an overwrite was a mistake. The
+            plan says of each such site that it changes the function.
         progress: called with a text, the steps done and the number of steps.
 
     Returns:
@@ -162,22 +171,32 @@ def plan_conversion(
     _check_options(
         inplace=inplace, checkpoint=checkpoint, memory_budget=memory_budget, semantics=semantics
     )
+    without_inputs = example_inputs is None and example_kwargs is None
+    for name, value in (("inplace", inplace), ("semantics", semantics)):
+        if without_inputs and value in _FOUND_BY_RUNNING:
+            raise OptionError(
+                f"{name}={value!r} needs example_inputs: {_FOUND_BY_RUNNING[value]} is found by "
+                "running the model. Pass a tensor, or a tuple of positional arguments."
+            )
     report = progress or (lambda text, done, total: None)
-    total = 2 if example_inputs is None and example_kwargs is None else 4
+    total = 2 if without_inputs else 4
     report("reading the source", 0, total)
     survey = survey_model(model)
-    if total == 2:
+    if without_inputs:
         decisions = {**decide_without_inputs(survey), **_done(survey)}
         report("making the edits", 1, total)
         return _plan(survey, decisions, None)
     args = () if example_inputs is None else as_arguments(example_inputs)
     report("running the original", 1, total)
     trial = Trial(survey, args, dict(example_kwargs or {}))
-    decisions = {**decide_with_inputs(survey, trial.clashes), **_done(survey)}
+    unsafe = inplace == "unsafe"
+    planned = decide_with_inputs(survey, trial.clashing, only_clashes=unsafe)
     report("comparing the converted model", 2, total)
-    decisions, equivalence = trial.confirm(decisions)
+    outcome = trial.confirm({**planned, **_done(survey)})
+    if semantics == "intended":
+        outcome = trial.intend(outcome)
     report("making the edits", 3, total)
-    return _plan(survey, decisions, equivalence)
+    return _plan(survey, outcome.decisions, outcome.equivalence, outcome.copies)
 
 
 def _done(survey: Survey) -> dict[AnySite, Decision]:
@@ -186,24 +205,29 @@ def _done(survey: Survey) -> dict[AnySite, Decision]:
 
 
 def _plan(
-    survey: Survey, decisions: Mapping[AnySite, Decision], equivalence: Equivalence | None
+    survey: Survey,
+    decisions: Mapping[AnySite, Decision],
+    equivalence: Equivalence | None,
+    copies: Sequence[SaverCopy] = (),
 ) -> ConversionPlan:
     swapped = tuple(site for site, decision in decisions.items() if decision.verdict == "swap")
     sources = [site for site in swapped if isinstance(site, SourceSite)]
-    news = not all(site.done for site in sources)
-    rewriting = make_rewriting(survey, sources) if news else None
+    news = copies or not all(site.done for site in sources)
+    rewriting = make_rewriting(survey, sources, copies) if news else None
     diff = "" if rewriting is None else "".join(f.diff() for f in rewriting.files.values())
-    record = ConversionRecord(planned_sites(decisions), tuple(survey.skipped), equivalence, diff)
+    record = ConversionRecord(
+        planned_sites(decisions), tuple(survey.skipped), equivalence, diff, tuple(map(str, copies))
+    )
     return ConversionPlan(survey.model, record, _Changes(survey, swapped, rewriting))
 
 
 def _check_options(**options: Any) -> None:
     """Refuse option values that this version does not have."""
     allowed = {
-        "inplace": ("all",),
+        "inplace": ("all", "unsafe"),
         "checkpoint": (False,),
         "memory_budget": (None,),
-        "semantics": ("preserve",),
+        "semantics": ("preserve", "intended"),
     }
     for name, value in options.items():
         if not any(type(value) is type(each) and value == each for each in allowed[name]):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from safemodules.conversion.decisions import Decision, Verdict
+from safemodules.conversion.decisions import UNDECIDED, Decision, Verdict
 from safemodules.conversion.survey import AnySite
 from safemodules.mutation.reach import Skipped
 from safemodules.mutation.sites import Site
@@ -60,12 +60,14 @@ class ConversionRecord:
         skipped: what is left as it is, and why.
         equivalence: what was compared; ``None`` if nothing was run.
         diff: the edits of the source as a unified diff.
+        copies: lines whose operation saves a copy, since a kept site overwrites the tensor.
     """
 
     sites: tuple[PlannedSite, ...]
     skipped: tuple[Skipped, ...]
     equivalence: Equivalence | None
     diff: str
+    copies: tuple[str, ...] = ()
 
     def below(self, path: str) -> "ConversionRecord":
         """The record of a model that holds this one at a path; nothing is said of the rest."""
@@ -79,6 +81,12 @@ class ConversionRecord:
     def warning(self) -> str | None:
         """What the user must know when the conversion is made: nothing found, or parts skipped."""
         lines = [] if self.sites else [NOTHING_FOUND]
+        open_sites = [site for site in self.sites if site.reason.startswith(UNDECIDED)]
+        if open_sites:
+            lines.append("these sites are left in place; example_inputs would decide them:")
+            lines += [f"  {each.site}: {each.reason}" for each in open_sites[:_WARNED]]
+            if len(open_sites) > _WARNED:
+                lines.append(f"  ... and {len(open_sites) - _WARNED} more, see the plan")
         if self.skipped:
             lines.append("these parts of the model are left as they are:")
             lines += [f"  {skipped}" for skipped in self.skipped[:_WARNED]]
@@ -104,6 +112,8 @@ class ConversionRecord:
         lines: list[str] = []
         if self.skipped:
             lines += ["left as they are:", *(f"  {skipped}" for skipped in self.skipped)]
+        if self.copies:
+            lines += ["copied for backward:", *(f"  {copy}" for copy in self.copies)]
         if self.equivalence is not None:
             lines += ["compared with the original on the example inputs:"]
             lines += [f"  {line}" for line in str(self.equivalence).splitlines()]
@@ -120,6 +130,7 @@ class ConversionRecord:
             "sites": sites,
             "skipped": [asdict(skipped) for skipped in self.skipped],
             "equivalence": equivalence,
+            "copies": list(self.copies),
             "diff": self.diff,
         }
         return json.dumps(data, indent=2)
@@ -144,6 +155,7 @@ def joined(records: Sequence[ConversionRecord]) -> ConversionRecord:
         tuple(skipped for record in records for skipped in record.skipped),
         None,
         "".join(dict.fromkeys(record.diff for record in records)),
+        tuple(dict.fromkeys(copy for record in records for copy in record.copies)),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from safemodules.conversion.savers import SaverCopy
 from safemodules.conversion.survey import SourceSite, Survey
 from safemodules.mutation.found import Reference
 from safemodules.mutation.internals import user_class_of
@@ -24,27 +25,34 @@ from safemodules.rewriting.functions import EditedFile
 from safemodules.rewriting.templates import Templates
 
 
-def make_rewriting(survey: Survey, swapped: Collection[SourceSite]) -> Rewriting | None:
+def make_rewriting(
+    survey: Survey, swapped: Collection[SourceSite], copies: Collection[SaverCopy] = ()
+) -> Rewriting | None:
     """Edit, compile and collect what a set of swapped sites needs.
 
     Args:
         survey: what the model holds.
         swapped: the sites that become out of place; none has an obstacle.
+        copies: copies for what backward has saved.
 
     Returns:
         The edited code, or ``None`` if nothing is edited.
     """
-    if not swapped:
+    if not swapped and not copies:
         return None
     reach = survey.reach
-    changed = _changed_functions(reach, swapped)
+    changed = _changed_functions(reach, swapped, copies)
     edits: dict[str, set[Edit]] = {}
     files: dict[str, SourceFile] = {}
     modules: dict[str, str] = {}
+    owners = {copied.owner for copied in copies}
     for site in swapped:
         files[site.file.filename] = site.file
-        made = Templates(site.file).edit(site.found, site.class_name)
+        made = Templates(site.file, owned=site in owners).edit(site.found, site.class_name)
         edits.setdefault(site.file.filename, set()).update(made)
+    for copied in (copied for copied in copies if copied.edits):
+        files[copied.file.filename] = copied.file
+        edits.setdefault(copied.file.filename, set()).update(copied.edits)
     for reached in reach.all():
         if reached.source is None:
             continue
@@ -67,12 +75,15 @@ def make_rewriting(survey: Survey, swapped: Collection[SourceSite]) -> Rewriting
     )
 
 
-def _changed_functions(reach: Reach, swapped: Collection[SourceSite]) -> set[FunctionType]:
+def _changed_functions(
+    reach: Reach, swapped: Collection[SourceSite], copies: Collection[SaverCopy]
+) -> set[FunctionType]:
     """Functions with a swapped site, and those that must call another function because of one."""
     keys = {site.found.key for site in swapped}
     changed = {
         run.function for run in reach.all() for site in run.findings.sites if site.key in keys
     }
+    changed |= {run.function for run in reach.all() if any(c.is_in(run) for c in copies)}
     grown = -1
     while grown != len(changed):
         grown = len(changed)

@@ -1,15 +1,28 @@
 """Try a conversion on example inputs, and find the sites that change what is computed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from safemodules.conversion.decisions import ROUNDED, Decision
+from safemodules.conversion.clashes import SavedAndOverwritten, find_clashes, sites_of
+from safemodules.conversion.decisions import (
+    CHANGED,
+    CLASH,
+    HARMLESS,
+    NO_CLASH,
+    ROUNDED,
+    Decision,
+    intended,
+    load_bearing,
+)
 from safemodules.conversion.rewriter import make_rewriting
-from safemodules.conversion.survey import AnySite, SourceSite, Survey
+from safemodules.conversion.savers import SaverCopy, saver_copies, saver_sites
+from safemodules.conversion.stale_reads import StaleReads
+from safemodules.conversion.survey import AnySite, FlagSite, SourceSite, Survey
 from safemodules.conversion.swap import apply_swaps
-from safemodules.errors import MismatchError
-from safemodules.mutation.recorder import StateWrite, record_state_writes
-from safemodules.state import preserved
+from safemodules.errors import ConversionError, MismatchError
+from safemodules.state import preserved, seed_everything
 from safemodules.trees import CallArguments, clone_inputs
 from safemodules.verification import (
     Equivalence,
@@ -20,8 +33,25 @@ from safemodules.verification import (
     observe_reference,
 )
 from safemodules.verification.modes import is_out_of_memory
+from safemodules.verification.observation import set_mode
 
+_SPARED = (HARMLESS, NO_CLASH)
 _INPLACE_MESSAGES = ("modified by an inplace operation", "is being modified inplace")
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a trial has found to compute the same.
+
+    Attributes:
+        decisions: what is done with each site.
+        copies: copies for operations whose saved tensor a kept site overwrites.
+        equivalence: the comparison with the original.
+    """
+
+    decisions: dict[AnySite, Decision]
+    copies: tuple[SaverCopy, ...]
+    equivalence: Equivalence
 
 
 class Trial:
@@ -30,93 +60,185 @@ class Trial:
     Attributes:
         survey: the model and its sites.
         clashes: the original's own run raises for an in-place operation.
+        clashing: the sites that overwrite what backward needs.
+        readers: load-bearing sites, and who reads what they overwrite.
+        state: those of them that write state of the model.
     """
 
     def __init__(self, survey: Survey, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.survey = survey
-        self.args, self.kwargs = args, kwargs
+        self.call = CallArguments(args, kwargs)
         self.reference = observe_reference(survey.model, args, kwargs)
-        self.clashes = any(_is_clash(seen) for seen in self.reference.values())
+        self.modes: tuple[Mode, ...] = tuple(seen.mode for seen in self.reference.values())
+        self.clashes = any(map(_is_clash, self.reference.values()))
+        self.readers: dict[AnySite, str] = {}
+        self.state: set[AnySite] = set()
+        self.clashing: Mapping[AnySite, SavedAndOverwritten] = {}
+        if self.clashes:
+            self.clashing = sites_of(self._find_clashes(), survey.sites())
 
-    def confirm(
-        self, decisions: Mapping[AnySite, Decision]
-    ) -> tuple[dict[AnySite, Decision], Equivalence]:
+    def confirm(self, decisions: Mapping[AnySite, Decision]) -> Outcome:
         """Compare the model converted by some decisions with the original.
 
-        Kept are sites that are found to write state of the model, and sites of a model that
-        trains whose gradient is rounded otherwise out of place (a write through a view gives
-        the gradient other strides). Any other mismatch raises.
+        Kept are load-bearing sites, see NOTE [ Stale reads ]; sites of a model that trains
+        whose gradient is rounded otherwise out of place (a write through a view gives the
+        gradient other strides); and those without which the models compute the same. If one
+        of them overwrites what backward needs, who has saved it gets a copy.
 
         Raises:
-            MismatchError: the sites that change what is computed are named.
+            MismatchError: the original does not repeat itself.
+            ConversionError: a clash remains that cannot be mended; both lines are named.
         """
         decided = dict(decisions)
-        equivalence = self.compare(_swapped(decided))
-        if equivalence.equivalent:
-            return decided, equivalence
-        decided.update(self._state_sites(decided))
-        equivalence = self.compare(_swapped(decided))
-        if not equivalence.equivalent and not self.clashes and _only_gradients(equivalence):
-            for site in self._guilty(decided):
-                decided[site] = ROUNDED
-            equivalence = self.compare(_swapped(decided))
-        if equivalence.equivalent:
-            return decided, equivalence
-        raise self._mismatch(decided, equivalence)
+        self._keep_load_bearing(decided)
+        copies = self._mend(decided) if self.clashes else ()
+        equivalence = self.compare(_swapped(decided), copies)
+        if not equivalence.equivalent:
+            self._check_repeatable()
+            rounded = not self.clashes and _only_gradients(equivalence)
+            for site in self._guilty(decided, copies):
+                decided[site] = ROUNDED if rounded else CHANGED
+            copies = self._mend(decided) if self.clashes else ()
+            equivalence = self.compare(_swapped(decided), copies)
+        if not equivalence.equivalent:
+            raise _mismatch(equivalence, copies)
+        return Outcome(decided, copies, equivalence)
 
-    def _guilty(self, decided: Mapping[AnySite, Decision]) -> list[AnySite]:
-        return find_guilty(_swapped(decided), lambda sites: not self.compare(sites).equivalent)
+    def intend(self, outcome: Outcome) -> Outcome:
+        """Swap the load-bearing sites too, other than those that write state of the model.
 
-    def compare(self, swapped: Sequence[AnySite]) -> Equivalence:
+        The comparison then tells what has changed.
+        """
+        readers = {s: reader for s, reader in self.readers.items() if s not in self.state}
+        decided = dict(outcome.decisions)
+        decided.update({site: intended(reader) for site, reader in readers.items()})
+        copies = self._mend(decided) if self.clashes else ()
+        return Outcome(decided, copies, self.compare(_swapped(decided), copies))
+
+    def _keep_load_bearing(self, decided: dict[AnySite, Decision]) -> None:
+        while stale := self._stale_reads(_swapped(decided)):
+            self.readers.update(stale)
+            decided.update({site: load_bearing(reader) for site, reader in stale.items()})
+
+    def _mend(self, decided: dict[AnySite, Decision]) -> tuple[SaverCopy, ...]:
+        """Swap or copy until no clash is left that backward would raise for."""
+        copies: dict[Any, SaverCopy] = {}
+        for wide in (False, True):
+            while clashes := self._clashes_left(decided, tuple(copies.values())):
+                spared = [site for site, decision in decided.items() if decision in _SPARED]
+                found = {*sites_of(clashes, spared)}
+                savers = {s for c in clashes if c.saves_result for s in saver_sites(self.survey, c)}
+                found |= savers.intersection(spared)
+                if found:
+                    decided.update(dict.fromkeys(found, CLASH))
+                    self._keep_load_bearing(decided)
+                    continue
+                swapped = _swapped(decided)
+                made = [
+                    copy
+                    for clash in clashes
+                    for copy in saver_copies(self.survey, clash, swapped, wide=wide)
+                    if copy.key not in copies
+                ]
+                if not made:
+                    break
+                copies.update({copy.key: copy for copy in made})
+        clashes = [clash for clash in clashes if self._is_looked_into(clash)]
+        if clashes:
+            raise _unmended(clashes)
+        return tuple(copies.values())
+
+    def _is_looked_into(self, clash: SavedAndOverwritten) -> bool:
+        """Whether a line that overwrites is a site; what was skipped is reported anyway."""
+        return any(
+            writer.is_at(site)
+            and (isinstance(site, FlagSite) or writer.module in map(id, site.modules.values()))
+            for writer in clash.writers
+            for site in self.survey.sites()
+        )
+
+    def _clashes_left(
+        self, decided: Mapping[AnySite, Decision], copies: Sequence[SaverCopy]
+    ) -> list[SavedAndOverwritten]:
+        with self.converted(_swapped(decided), copies):
+            return self._find_clashes()
+
+    def _find_clashes(self) -> list[SavedAndOverwritten]:
+        return find_clashes(self.survey.model, self.call, self.modes)
+
+    def _guilty(
+        self, decided: Mapping[AnySite, Decision], copies: Sequence[SaverCopy]
+    ) -> list[AnySite]:
+        return find_guilty(
+            _swapped(decided), lambda sites: not self.compare(sites, copies).equivalent
+        )
+
+    def compare(self, swapped: Sequence[AnySite], copies: Sequence[SaverCopy] = ()) -> Equivalence:
         """Compare the model with some sites swapped; afterwards it is as it was."""
-        sources = [site for site in swapped if isinstance(site, SourceSite)]
-        undo = apply_swaps(self.survey, swapped, make_rewriting(self.survey, sources), None)
-        try:
-            modes: tuple[Mode, ...] = tuple(seen.mode for seen in self.reference.values())
+        with self.converted(swapped, copies):
             seen = observe_modes(
-                self.survey.model, self.args, self.kwargs, modes, like=self.reference
+                self.survey.model,
+                self.call.inputs,
+                self.call.kwargs,
+                self.modes,
+                like=self.reference,
             )
             return compare_modes(self.reference, seen)
+
+    @contextmanager
+    def converted(
+        self, swapped: Sequence[AnySite], copies: Sequence[SaverCopy] = ()
+    ) -> Iterator[None]:
+        """The model with some sites swapped; afterwards it is as it was."""
+        sources = [site for site in swapped if isinstance(site, SourceSite)]
+        rewriting = make_rewriting(self.survey, sources, copies)
+        undo = apply_swaps(self.survey, swapped, rewriting, None)
+        try:
+            yield
         finally:
             undo()
 
-    def _state_sites(self, decided: Mapping[AnySite, Decision]) -> dict[AnySite, Decision]:
-        """Sites that write a buffer or other state of the model through a local name."""
-        writes: dict[tuple[str, int], StateWrite] = {}
-        for mode in self.reference:
-            with preserved(self.survey.model):
-                if mode != "keep":
-                    self.survey.model.train(mode == "train")
-                call = CallArguments(self.args, self.kwargs)
-                handed, _ = clone_inputs(call, requires_grad=False)
-                for write in record_state_writes(self.survey.model, handed.inputs, handed.kwargs):
-                    writes[write.filename, write.lineno] = write
-        found = {}
-        for site, decision in decided.items():
-            there = writes.get((site.site.filename, site.site.lineno))
-            if there is not None and decision.verdict == "swap":
-                found[site] = Decision("keep", f"writes {there.name}, which is state of the model")
-        return found
+    def _stale_reads(self, swapped: Sequence[AnySite]) -> dict[AnySite, str]:
+        """Swapped sites whose old tensor is read afterwards, and who reads it."""
+        watch = StaleReads(swapped)
+        with self.converted(swapped):
+            for mode in self.modes:
+                with preserved(self.survey.model):
+                    set_mode(self.survey.model, mode)
+                    seed_everything(0)
+                    handed, _ = clone_inputs(self.call, requires_grad=False)
+                    watch.run(self.survey.model, handed)
+        self.state |= watch.state
+        return watch.found
 
-    def _mismatch(
-        self, decided: Mapping[AnySite, Decision], equivalence: Equivalence
-    ) -> MismatchError:
+    def _check_repeatable(self) -> None:
         plain = self.compare([])
         if not plain.equivalent:
-            return MismatchError(
+            raise MismatchError(
                 "the original does not compute the same twice from one state and one seed, so "
                 f"nothing can be compared with it:\n{plain}\nMake it deterministic, or convert "
                 "it without example_inputs."
             )
-        guilty = self._guilty(decided)
-        lines = "\n".join(f"  {site.site}" for site in guilty)
-        return MismatchError(
-            f"out of place, the model computes something else: {equivalence.differences[0]}. "
-            f"The overwrite is part of its function at\n{lines}\nbecause the old tensor is read "
-            "under another name, or by the caller. Rewrite these lines so that every reader "
-            "names the new tensor, or convert without example_inputs, which keeps such sites. "
-            "The model is unchanged."
-        )
+
+
+def _mismatch(equivalence: Equivalence, copies: Sequence[SaverCopy]) -> MismatchError:
+    lines = "\n".join(f"  {copy}" for copy in copies)
+    return MismatchError(
+        f"converted, the model computes something else: {equivalence.differences[0]}. What is "
+        f"saved for backward was copied at\n{lines}\nbecause an overwrite there is part of what "
+        "the model computes. Write `.clone()` on these lines by hand where the overwritten "
+        "tensor goes on to be used. The model is unchanged."
+    )
+
+
+def _unmended(clashes: Sequence[SavedAndOverwritten]) -> ConversionError:
+    lines = "\n".join(f"  {clash}" for clash in clashes)
+    return ConversionError(
+        "the overwrite is part of what the model computes and cannot be made out of place, and "
+        f"the operation that has saved the old values cannot be given a copy:\n{lines}\nWrite "
+        "`.clone()` behind the value that is saved, on the line that saves it, where the "
+        "overwritten tensor goes on to be used. The model is unchanged."
+    )
 
 
 def _swapped(decisions: Mapping[AnySite, Decision]) -> list[AnySite]:

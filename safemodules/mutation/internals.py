@@ -16,6 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
@@ -294,3 +298,52 @@ class CompiledCalls:
             self._dynamo._callback_from_stance = callback
             self._dynamo._maybe_set_eval_frame = setter
         self._dynamo = self._functions = None
+
+
+# -- what operators declare -----------------------------------------------------------------
+
+
+@functools.cache
+def returns_new_memory(name: str) -> bool:
+    """Whether all functional overloads of an ATen operator are primitive and return no alias."""
+    found = False
+    for schema in torch._C._jit_get_schemas_for_operator(f"aten::{name}"):
+        if "out" in schema.overload_name:
+            continue
+        if any(returned.alias_info is not None for returned in schema.returns):
+            return False
+        overload = f".{schema.overload_name}" if schema.overload_name else ""
+        try:
+            composite = torch._C._dispatch_has_kernel_for_dispatch_key(
+                f"aten::{name}{overload}", "CompositeImplicitAutograd"
+            )
+        except RuntimeError:  # of the interpreter of TorchScript only
+            continue
+        if composite:
+            return False
+        found = True
+    return found
+
+
+# -- calls of modules -----------------------------------------------------------------------
+
+
+@contextmanager
+def module_calls(
+    enter: Callable[[nn.Module, Any], None], leave: Callable[[nn.Module, Any, Any, Any], None]
+) -> Iterator[None]:
+    """Call functions when any module is called and when it returns, keywords included.
+
+    Removing the global hook forgets that it took keywords, which ``torch.compile`` takes for a
+    hook that is still there.
+    """
+    hooks = [
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, with_kwargs=True, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+            torch.nn.modules.module._global_forward_hooks_with_kwargs.pop(hook.id, None)

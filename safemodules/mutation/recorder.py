@@ -21,7 +21,6 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,7 +42,6 @@ from safemodules.mutation.operations import (
     hidden_writes,
     may_write,
     new_bases,
-    state_tensors,
     storage_of,
     tensors_in,
     versions_of,
@@ -51,7 +49,7 @@ from safemodules.mutation.operations import (
 )
 from safemodules.mutation.operators import flagged_functions
 
-__all__ = ["Recorder", "StateWrite", "note_of", "record_state_writes"]
+__all__ = ["Recorder", "note_of"]
 
 _KEY = "safemodules"
 _WRITES_PER_STORAGE = 1024
@@ -357,43 +355,3 @@ def _maker(tensor: Tensor) -> Operation | None:
     if node is None and base is not None:
         return _maker(base)
     return note_of(node) if node is not None else None
-
-
-@dataclass(frozen=True)
-class StateWrite:
-    """A write to a parameter, a buffer or a tensor attribute of a module.
-
-    Attributes:
-        filename: file of the line that writes, outside torch.
-        lineno: the line.
-        name: dotted name of the tensor.
-    """
-
-    filename: str
-    lineno: int
-    name: str
-
-
-def record_state_writes(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[StateWrite]:
-    """Run a forward without gradients and list its writes to the model's state.
-
-    The caller preserves the state; an exception of the forward ends the list.
-    """
-    names = {storage_of(tensor): name for name, tensor in state_tensors(model)}
-    names.pop(0, None)
-    recorder = Recorder()
-    try:
-        with torch.no_grad(), recorder:
-            model(*args, **kwargs)
-    except Exception:  # the comparison has reported it already
-        pass
-    return [
-        StateWrite(line.filename, line.lineno, names[storage])
-        for storage, writes in recorder.writes.items()
-        if storage in names
-        for write in writes
-        if write.declared
-        for line in (write.operation.where.line,)
-    ]

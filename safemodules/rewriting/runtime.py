@@ -30,7 +30,13 @@ from safemodules.mutation.operators import (
     method_kind,
     method_twin,
 )
-from safemodules.rewriting.copies import is_alike, keeps_history, stand_in, written_in_place
+from safemodules.rewriting.copies import (
+    copy_alike,
+    is_alike,
+    keeps_history,
+    stand_in,
+    written_in_place,
+)
 from safemodules.rewriting.places import (
     KEY,
     Place,
@@ -174,6 +180,54 @@ def written_out(call: Callable[..., Any], /, *args: Any, out: Any, **kwargs: Any
     return call(*args, out=out, **kwargs)
 
 
+# -- copies for what backward has saved -----------------------------------------------------
+
+
+def own(value: Any) -> Any:
+    """A copy of a tensor, or of those in a tuple or list, while a graph is recorded."""
+    if not torch.is_grad_enabled():
+        return value
+    if isinstance(value, Tensor):
+        return copy_alike(value)
+    if type(value) in (tuple, list):
+        return type(value)(map(own, value))
+    return value
+
+
+def views(value: Any) -> Any:
+    """The views that one operator has made, each made by one of its own.
+
+    While a graph is recorded, autograd refuses a write to a view that ``chunk``, ``split`` or
+    ``unbind`` (as iteration does) has made together with others. A tensor stands for its rows.
+    """
+    if isinstance(value, Tensor):
+        value = value.unbind(0)
+    if type(value) not in (tuple, list) or not torch.is_grad_enabled():
+        return value
+    return type(value)(map(_single_view, value))
+
+
+def _single_view(view: Any) -> Any:
+    base = view._base if isinstance(view, Tensor) else None
+    if base is None:
+        return view
+    return base.as_strided(view.size(), view.stride(), view.storage_offset())
+
+
+def through(name: str) -> Callable[..., Any]:
+    """``target.<name>(...)`` computed from copies, and written to the target itself."""
+    in_place = AUGMENTED_FUNCTIONS[name][1] if name in AUGMENTED_FUNCTIONS else None
+    compute = AUGMENTED_HELPERS[name] if in_place else method(name)
+
+    def written(target: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(target, Tensor) or not torch.is_grad_enabled():
+            return in_place(target, *args) if in_place else getattr(target, name)(*args, **kwargs)
+        named = {key: own(argument) for key, argument in kwargs.items()}
+        return target.copy_(compute(own(target), *map(own, args), **named))
+
+    return _named(written, name)
+
+
 # -- places, see NOTE [ Places ] ------------------------------------------------------------
 
 
@@ -277,6 +331,8 @@ _FIXED: dict[str, Any] = {
     "flagged_at": _root_only(flagged_pair, "flagged_at"),
     "flagged_pair": flagged_pair,
     "out": written_out,
+    "own": own,
+    "views": views,
     "key": KEY,
     "at": at,
     "item": item,
@@ -294,7 +350,7 @@ def helper(name: str) -> Any:
     Args:
         name: a name of the table above, an operator's (``"iadd"``, ``"iadd_at"``), or a
             method's behind ``m_`` for a name, ``ma_`` for a place in a statement, ``mp_`` for
-            a place in an expression.
+            a place in an expression, ``t_`` for a write through to the target.
 
     Example:
         >>> helper("iadd")([1], (2,))
@@ -307,7 +363,9 @@ def helper(name: str) -> Any:
     if name.endswith("_at") and name[:-3] in AUGMENTED_HELPERS:
         return augmented_at(name[:-3])
     kind, _, rest = name.partition("_")
-    assert kind in ("m", "ma", "mp"), name
+    assert kind in ("m", "ma", "mp", "t"), name
+    if kind == "t":
+        return through(rest)
     if kind == "m":
         return method(rest)
     return method_pair(rest) if kind == "mp" else _root_only(method_pair(rest), f"{rest}at")

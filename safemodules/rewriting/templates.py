@@ -16,9 +16,15 @@ PREFIX = "_sm_"
 
 @dataclass(frozen=True)
 class Templates:
-    """Makes the edits of one source file."""
+    """Makes the edits of one source file.
+
+    Attributes:
+        file: the file.
+        owned: what a site computes is copied, since backward has saved it.
+    """
 
     file: SourceFile
+    owned: bool = False
 
     def edit(self, site: FoundSite, class_name: str | None) -> list[Edit]:
         """Edits that make one site out of place.
@@ -34,6 +40,34 @@ class Templates:
         """Wrap a callee in the lookup of its edited twin."""
         start, end = self.file.start(node), self.file.end(node)
         return Edit(start, end, (f"{PREFIX}twin(", Kept(start, end), ")"))
+
+    def own(self, node: ast.expr) -> Edit:
+        """Copy the value of an expression."""
+        return self._wrapped("own", node)
+
+    def views(self, node: ast.expr) -> Edit:
+        """Make views that can be written, where an expression has made several at once."""
+        return self._wrapped("views", node)
+
+    def _wrapped(self, helper: str, node: ast.expr) -> Edit:
+        start, end = self.file.start(node), self.file.end(node)
+        return Edit(start, end, (f"{PREFIX}{helper}(", Kept(start, end), ")"))
+
+    def through(self, site: FoundSite) -> Edit:
+        """Compute what a site writes from copies, and write it: the tensor stays the same one."""
+        node, start, end = site.node, self.file.start(site.node), self.file.end(site.node)
+        if isinstance(node, ast.AugAssign):
+            target, value = self._kept(node.target), self._kept(node.value)
+            gap = self._gap(target.end, value.start)
+            opening = f" = {PREFIX}t_{site.op}("
+            return Edit(start, end, (target, opening, target, ", (", *gap, value, "))"))
+        assert isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        receiver, opening_at = node.func.value, self._opening(node)
+        gap = self._gap(self.file.end(receiver), opening_at)
+        comma = ", " if node.args or node.keywords else ""
+        rest = Kept(opening_at + 1, end - 1)
+        call = f"{PREFIX}t_{site.op}(("
+        return Edit(start, end, (call, self._kept(receiver), ")", *gap, comma, rest, ")"))
 
     def super_call(self, node: ast.Attribute, self_name: str) -> Edit:
         """Replace ``super().name`` by the next class's edited function, bound."""
@@ -80,11 +114,11 @@ class Templates:
         else:
             opening, target = f"{place.root} = {PREFIX}{site.op}(", (str(place.root),)
         gap = self._gap(self.file.end(node.target), value.start)
-        yield Edit(
-            start,
-            end,
-            (opening, *target, ", (", *gap, value, *self._gap(value.end, end), "))"),
-        )
+        closing = "))"
+        if self.owned and not place.accessors:
+            opening, closing = opening.replace("= ", f"= {PREFIX}own(", 1), ")))"
+        rest = (", (", *gap, value, *self._gap(value.end, end), closing)
+        yield Edit(start, end, (opening, *target, *rest))
 
     def item(self, site: FoundSite, place: Place, class_name: str | None) -> Iterator[Edit]:
         """``x[k] = v`` becomes ``x = _sm_set((v), _sm_at(x), _sm_key[k])``."""
@@ -222,6 +256,8 @@ class Templates:
     ) -> Edit:
         """Bind the result of a call to the name that the original has written."""
         start, end = self.file.start(site.node), self.file.end(site.node)
+        if self.owned and not place.accessors:
+            call = (f"{PREFIX}own(", *call, ")")
         if place.root is None:
             return Edit(start, end, call)
         if isinstance(site.parent, ast.Expr):

@@ -1,0 +1,356 @@
+"""An abstract run of a model's forward: statements and functions.
+
+NOTE [ Abstract run ]: the modules of a living model are objects, so their tree is walked as it
+is, each call with its own arguments; only tensors and what depends on them are abstract. The
+attributes of modules are taken as they are, as a run on example inputs would take them, other
+than `training` and what the forward itself assigns; where a condition is not known, both
+branches run. A loop over modules runs once per module. Any other loop runs a few times, until
+no name could still pass anything on. What is not understood makes everything unknown that it
+could touch.
+"""
+
+import ast
+from collections.abc import Iterable, Sequence
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+from safemodules.mutation.liveness.expressions import Expressions
+from safemodules.mutation.liveness.frame import Frame
+from safemodules.mutation.liveness.unsupported import UnsupportedError
+from safemodules.mutation.liveness.values import (
+    UNKNOWN,
+    VALUE,
+    Abstract,
+    Closure,
+    Items,
+    Known,
+    Named,
+    Value,
+    merged,
+    union,
+)
+from safemodules.mutation.liveness.world import World, join, shape_of
+
+_INERT = (ast.Pass, ast.Import, ast.ImportFrom, ast.Global)
+_ABSTRACT_ROUNDS = 10  # names that a loop may pass along, one to the next
+
+
+class Interpreter(Expressions):
+    """Runs functions over abstract values."""
+
+    # -- functions ----------------------------------------------------------------------
+
+    def run_function(
+        self,
+        function: FunctionType,
+        args: Sequence[Value],
+        kwargs: dict[str, Value],
+        world: World,
+        holder: Any = None,
+    ) -> tuple[Value, World]:
+        """Run a function; the world is changed, or replaced by the one that is returned."""
+        reached = self.reached_of(function, holder)
+        if reached is None or reached.source is None:
+            raise UnsupportedError(f"{function.__qualname__} has no source that is known")
+        frame = Frame(reached, {}, world, self.depth + 1)
+        self.visited.add(function)
+        names = self._bound(reached.source.node, function, args, kwargs)
+        return self._run_body(reached.source.node, frame, names)
+
+    def run_closure(
+        self, closure: Closure, args: Sequence[Value], kwargs: dict[str, Value], world: World
+    ) -> tuple[Value, World]:
+        """Run a nested function with the names around it."""
+        frame = Frame(closure.reached, dict(closure.names), world, self.depth + 1)
+        names = self._bound(closure.node, None, args, kwargs)
+        return self._run_body(closure.node, frame, {**closure.names, **names})
+
+    def _run_body(
+        self, node: ast.AST, frame: Frame, names: dict[str, Value]
+    ) -> tuple[Value, World]:
+        frame.names = names
+        if self.depth > 60:
+            raise UnsupportedError("calls are nested too deeply")
+        self.depth += 1
+        try:
+            body = node.body  # type: ignore[attr-defined]
+            if not isinstance(body, list):
+                value = self.evaluate(body, frame)
+                return value, frame.world
+            self.block(body, frame)
+        finally:
+            self.depth -= 1
+        ends = list(frame.returns)
+        if frame.alive:
+            ends.append((Known(None), frame.names, frame.world))
+        if not ends:  # it always raises
+            return VALUE, frame.world
+        value, names, world = ends[0]
+        for other_value, other_names, other in ends[1:]:
+            mine = {**names, "return": value}
+            joined, world = join(
+                (mine, world), ({**other_names, "return": other_value}, other), self.numbers
+            )
+            value = joined.pop("return")
+            names = joined
+        return value, world
+
+    def _bound(
+        self,
+        node: Any,
+        function: FunctionType | None,
+        args: Sequence[Value],
+        kwargs: dict[str, Value],
+    ) -> dict[str, Value]:
+        """Parameters bound to arguments."""
+        arguments: ast.arguments = node.args
+        positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+        names: dict[str, Value] = {}
+        rest = list(args)
+        for name in positional:
+            if rest:
+                names[name] = rest.pop(0)
+        if rest:
+            if arguments.vararg is None:
+                raise UnsupportedError("too many arguments")
+        if arguments.vararg is not None:
+            names[arguments.vararg.arg] = Items(tuple(rest))
+        left = dict(kwargs)
+        known = {*positional, *(a.arg for a in arguments.kwonlyargs)}
+        for name in list(left):
+            if name in known:
+                names[name] = left.pop(name)
+        if arguments.kwarg is not None:
+            names[arguments.kwarg.arg] = Named(left)
+        elif left:
+            raise UnsupportedError("unexpected keyword arguments")
+        for name in known - names.keys():
+            names[name] = _default(node, function, name)
+        return names
+
+    # -- statements ---------------------------------------------------------------------
+
+    def block(self, statements: Iterable[ast.stmt], frame: Frame) -> None:
+        """Run statements until one leaves."""
+        for statement in statements:
+            if not frame.alive:
+                return
+            self.tick()
+            self.move_to(statement, frame)
+            self.statement(statement, frame)
+
+    def statement(self, node: ast.stmt, frame: Frame) -> None:
+        """Run one statement."""
+        handler = _STATEMENTS.get(type(node))
+        if handler is not None:
+            handler(self, node, frame)
+        elif not isinstance(node, _INERT):
+            raise UnsupportedError(f"a statement {type(node).__name__}")
+
+    def _expression(self, node: ast.Expr, frame: Frame) -> None:
+        self.evaluate(node.value, frame)
+
+    def _assign(self, node: ast.Assign, frame: Frame) -> None:
+        value = self.evaluate(node.value, frame)
+        for target in node.targets:
+            self.store(target, value, frame)
+
+    def _annotated(self, node: ast.AnnAssign, frame: Frame) -> None:
+        if node.value is not None:
+            self.store(node.target, self.evaluate(node.value, frame), frame)
+
+    def _return(self, node: ast.Return, frame: Frame) -> None:
+        value: Value = Known(None) if node.value is None else self.evaluate(node.value, frame)
+        frame.returns.append((value, frame.names, frame.world))
+        frame.alive = False
+
+    def _raise(self, node: ast.Raise, frame: Frame) -> None:
+        frame.alive = False
+
+    def _assert(self, node: ast.Assert, frame: Frame) -> None:
+        self.test(node.test, frame)
+
+    def _delete(self, node: ast.Delete, frame: Frame) -> None:
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                frame.names.pop(target.id, None)
+
+    def _if(self, node: ast.If, frame: Frame) -> None:
+        known = self.test(node.test, frame)
+        if known is not None:
+            self.block(node.body if known else node.orelse, frame)
+            return
+        self.either([node.body, node.orelse], frame)
+
+    def either(self, blocks: Sequence[Sequence[ast.stmt]], frame: Frame) -> None:
+        """Run one of several blocks: all of them, each on its own."""
+        before = frame.names, frame.world
+        ends = []
+        for block in blocks:
+            frame.names, frame.world, frame.alive = dict(before[0]), before[1].copy(), True
+            self.steps += len(before[1].stale) // 16
+            self.block(block, frame)
+            if frame.alive:
+                ends.append((frame.names, frame.world))
+        frame.alive = bool(ends)
+        if ends:
+            state = ends[0]
+            for other in ends[1:]:
+                state = join(state, other, self.numbers)
+            frame.names, frame.world = state
+
+    def _for(self, node: ast.For, frame: Frame) -> None:
+        iterated = self.evaluate(node.iter, frame)
+        entries = self.entries_of(iterated)
+        if entries is None:
+            element = self.element_of(iterated, frame)
+            self._repeat(node, [(node.target, element)], frame)
+        else:
+            outer, frame.breaks = frame.breaks, []
+            for entry in entries:
+                if not frame.alive:
+                    break
+                self.store(node.target, entry, frame)
+                self._iteration(node.body, frame)
+            self.after_loop(node, outer, frame)
+
+    def _while(self, node: ast.While, frame: Frame) -> None:
+        self.test(node.test, frame)
+        self._repeat(node, [], frame)
+
+    def _iteration(self, body: Sequence[ast.stmt], frame: Frame) -> None:
+        """One pass through a loop's body; ``continue`` ends it."""
+        outer, frame.continues = frame.continues, []
+        self.block(body, frame)
+        ends = [*frame.continues, *([(frame.names, frame.world)] if frame.alive else [])]
+        frame.continues = outer
+        self._resume(ends, frame)
+
+    def _resume(self, ends: list[tuple[dict[str, Value], World]], frame: Frame) -> None:
+        frame.alive = bool(ends)
+        if ends:
+            state = ends[0]
+            for other in ends[1:]:
+                state = join(state, other, self.numbers)
+            frame.names, frame.world = state
+
+    def _repeat(self, node: Any, targets: list[tuple[ast.expr, Value]], frame: Frame) -> None:
+        """A loop of any number of passes: each may be the last one."""
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and _stores(n)}
+        if len(names) > _ABSTRACT_ROUNDS:
+            raise UnsupportedError("a loop with many names")
+        outer, frame.breaks = frame.breaks, []
+        self.rounds += 1
+        ends = [(dict(frame.names), frame.world.copy())]
+        first, shape = self.numbers.next, None
+        for _ in range(len(names) + 2):
+            for target, value in targets:
+                self.store(target, value, frame)
+            self._iteration(node.body, frame)
+            if not frame.alive:
+                break
+            if isinstance(node, ast.While):
+                self.test(node.test, frame)
+            ends.append((dict(frame.names), frame.world.copy()))
+            before, shape = shape, shape_of(frame.names, frame.world, first)
+            if shape == before:  # another pass would only do the same again
+                break
+        self.rounds -= 1
+        self._resume(ends, frame)
+        self.after_loop(node, outer, frame)
+
+    def after_loop(self, node: Any, outer: list[Any], frame: Frame) -> None:
+        """``else`` runs unless the loop was left by ``break``."""
+        breaks, frame.breaks = frame.breaks, outer
+        if frame.alive:
+            self.block(node.orelse, frame)
+        self._resume([*breaks, *([(frame.names, frame.world)] if frame.alive else [])], frame)
+
+    def _break(self, node: ast.Break, frame: Frame) -> None:
+        frame.breaks.append((frame.names, frame.world))
+        frame.alive = False
+
+    def _continue(self, node: ast.Continue, frame: Frame) -> None:
+        frame.continues.append((frame.names, frame.world))
+        frame.alive = False
+
+    def _with(self, node: ast.With, frame: Frame) -> None:
+        for item in node.items:
+            value = self.evaluate(item.context_expr, frame)
+            if item.optional_vars is not None:
+                entered = value.storages | frozenset({UNKNOWN})
+                self.store(item.optional_vars, Abstract(entered), frame)
+        self.block(node.body, frame)
+
+    def _try(self, node: Any, frame: Frame) -> None:
+        before = dict(frame.names), frame.world.copy()
+        self.block(node.body, frame)
+        after = (frame.names, frame.world) if frame.alive else None
+        ends = []
+        if after is not None:
+            self.block(node.orelse, frame)
+            if frame.alive:
+                ends.append((frame.names, frame.world))
+        for handler in node.handlers:
+            # it may have been left anywhere: before, after, or in between
+            begun = (dict(before[0]), before[1].copy())
+            state = begun if after is None else join(
+                begun, (dict(after[0]), after[1].copy()), self.numbers
+            )  # fmt: skip
+            frame.names, frame.world, frame.alive = *state, True
+            if handler.name:
+                frame.names[handler.name] = VALUE
+            self.block(handler.body, frame)
+            if frame.alive:
+                ends.append((frame.names, frame.world))
+        self._resume(ends, frame)
+        if frame.alive:
+            self.block(node.finalbody, frame)
+
+    def _define(self, node: ast.FunctionDef, frame: Frame) -> None:
+        if node.decorator_list or any(isinstance(n, ast.Nonlocal) for n in ast.walk(node)):
+            raise UnsupportedError("a decorated nested function, or one that assigns outer names")
+        frame.names[node.name] = Closure(node, frame)
+
+
+def _default(node: Any, function: FunctionType | None, name: str) -> Value:
+    arguments: ast.arguments = node.args
+    if function is not None:
+        keyword = function.__kwdefaults__ or {}
+        if name in keyword:
+            return Known(keyword[name])
+        positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+        defaults = function.__defaults__ or ()
+        index = (
+            positional.index(name) - len(positional) + len(defaults) if name in positional else -1
+        )
+        if index >= 0:
+            return Known(defaults[index])
+    return Abstract(frozenset({UNKNOWN}))
+
+
+def _stores(node: ast.Name) -> bool:
+    return not isinstance(node.ctx, ast.Load)
+
+
+_STATEMENTS: dict[type, Any] = {
+    ast.Expr: Interpreter._expression,
+    ast.Assign: Interpreter._assign,
+    ast.AnnAssign: Interpreter._annotated,
+    ast.AugAssign: Interpreter.augmented,
+    ast.Return: Interpreter._return,
+    ast.Raise: Interpreter._raise,
+    ast.Assert: Interpreter._assert,
+    ast.Delete: Interpreter._delete,
+    ast.If: Interpreter._if,
+    ast.For: Interpreter._for,
+    ast.While: Interpreter._while,
+    ast.Break: Interpreter._break,
+    ast.Continue: Interpreter._continue,
+    ast.With: Interpreter._with,
+    ast.Try: Interpreter._try,
+    ast.FunctionDef: Interpreter._define,
+}
+__all__ = ["Interpreter", "merged", "nn", "union"]

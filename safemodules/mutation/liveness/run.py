@@ -1,0 +1,210 @@
+"""What an abstract run finds: stale reads, sites that ran, and what cannot be looked into."""
+
+import ast
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+from safemodules.mutation.found import FoundSite
+from safemodules.mutation.liveness.frame import Frame
+from safemodules.mutation.liveness.unsupported import UnsupportedError
+from safemodules.mutation.liveness.values import (
+    STATE,
+    UNKNOWN,
+    Abstract,
+    Closure,
+    Known,
+    Method,
+    Storages,
+    Value,
+    union,
+)
+from safemodules.mutation.liveness.world import Numbers, World
+from safemodules.mutation.reach import Reach, Reached
+from safemodules.mutation.sites import SiteKind
+
+_STEPS = 60_000
+Key = int  # of a site in source, or the identity of a module with a flag
+
+
+class Run:
+    """The record of one abstract run.
+
+    Attributes:
+        reach: the functions that the forward reaches.
+        flags: identities of modules whose flag is set.
+        kept: sites that stay in place.
+        readers: load-bearing sites: who reads, and whether that is sure.
+        unknown: sites that cannot be decided, and why.
+        filled: for sites that copy: whether only unread values of a factory are overwritten.
+        ran: sites that were run.
+    """
+
+    def __init__(self, reach: Reach, flags: Collection[int], kept: Collection[Key]) -> None:
+        self.reach = reach
+        self.flags, self.kept = flags, kept
+        self.readers: dict[Key, tuple[str, bool]] = {}
+        self.unknown: dict[Key, str] = {}
+        self.filled: dict[Key, bool] = {}
+        self.ran: set[Key] = set()
+        self.visited: set[FunctionType] = set()
+        self.called: set[int] = set()
+        self.opaque_functions: dict[FunctionType, str] = {}
+        self.opaque_modules: dict[int, str] = {}
+        self.numbers = Numbers()
+        self.none_ness: bool | None = None
+        self.running: list[nn.Module] = []
+        self.depth = self.rounds = self.steps = 0
+        self.line = ""
+        self.assigned = _assigned_attributes(reach)
+        self._sites: dict[FunctionType, Mapping[int, FoundSite]] = {}
+
+    # -- time and place -----------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Count a step; a run that takes too long is given up."""
+        self.steps += 1
+        if self.steps > _STEPS:
+            raise UnsupportedError("the forward is too long")
+
+    def new(self, frame: Frame) -> int:
+        """New memory."""
+        return self.numbers.new()
+
+    def reached_of(self, function: FunctionType, holder: Any) -> Reached | None:
+        """A function on the forward path, as the class of an object runs it."""
+        runs = self.reach.functions.get(function, [])
+        cls = type(holder)
+        for run in runs:
+            if run.context.owner is not None and issubclass(cls, run.context.owner):
+                return run
+        return runs[0] if runs else None
+
+    def site_at(self, node: ast.AST, frame: Frame) -> FoundSite | None:
+        """The site that a node is."""
+        function = frame.reached.function
+        known = self._sites.get(function)
+        if known is None:
+            known = self._sites[function] = {s.key: s for s in frame.reached.findings.sites}
+        return known.get(id(node))
+
+    def move_to(self, node: ast.stmt, frame: Frame) -> None:
+        """Remember the line that runs, for messages."""
+        assert frame.reached.source is not None
+        self.line = f"{frame.reached.source.file.filename}:{node.lineno}"
+
+    # -- reads and writes ---------------------------------------------------------------
+
+    def read(self, value: Value, frame: Frame) -> None:
+        """Somebody reads all that a value holds."""
+        world, storages = frame.world, value.storages
+        if not storages:
+            return
+        held = world.held_by(storages)
+        world.filled -= held
+        if world.stale:
+            self.note_readers(held, world, f"{self.line} reads it", exact=len(storages) == 1)
+
+    def note_readers(
+        self, storages: Iterable[int], world: World, reader: str, *, exact: bool
+    ) -> None:
+        """Note which sites have made some memory stale that is read."""
+        for storage in storages:
+            for key in world.marks(storage):
+                sure = exact and not self.rounds and storage not in world.links
+                known = self.readers.get(key)
+                if known is None or (sure and not known[1]):
+                    self.readers[key] = reader, sure
+
+    def write(self, site: FoundSite | None, tensors: Storages, frame: Frame) -> Storages | None:
+        """A site overwrites tensors; the new tensor's storage, or ``None`` if it stays in place."""
+        if site is None or site.obstacle is not None:
+            self.read(Abstract(tensors), frame)
+            return None
+        keys = [site.key]
+        if site.kind is SiteKind.FUNCTION_FLAG and not isinstance(site.target, ast.Constant):
+            keys += [id(m) for m in self.running[-1:] if id(m) in self.flags]
+        filled = bool(tensors) and tensors <= frame.world.filled
+        self.filled[site.key] = filled and self.filled.get(site.key, True)
+        if not all([self._overwrite(key, tensors, frame) for key in keys]):
+            self.read(Abstract(tensors), frame)
+            return None
+        new = self.new(frame)
+        if filled:
+            frame.world.filled.add(new)
+        return frozenset({new})
+
+    def write_flag(self, module: nn.Module, tensors: Storages, frame: Frame) -> bool:
+        """A module with a flag overwrites its input; whether it is out of place."""
+        return self._overwrite(id(module), tensors, frame)
+
+    def _overwrite(self, key: Key, tensors: Storages, frame: Frame) -> bool:
+        self.ran.add(key)
+        if key in self.kept:
+            return False
+        if STATE in tensors:
+            self.readers.setdefault(key, ("it is state of the model", False))
+        if frame.world.has_escaped(tensors):
+            self.unknown.setdefault(key, f"what it overwrites at {self.line} may be held elsewhere")
+        frame.world.mark(tensors, key)
+        return True
+
+    def perhaps(self, new: Storages, old: Storages, key: Any, frame: Frame) -> Storages:
+        """A result that may be the old tensor itself, see NOTE [ Perhaps the same ]."""
+        own = getattr(key, "key", key)
+        apart = frozenset() if own is None else frozenset({own})
+        for storage in new:
+            for other in old:
+                frame.world.link(storage, other, apart)
+        return new
+
+    # -- what cannot be looked into -----------------------------------------------------
+
+    def unknown_call(self, given: Sequence[Value], frame: Frame) -> Value:
+        """Something unknown is given values: it may read, keep and return all that they hold."""
+        for value in given:
+            self.read(value, frame)
+            if isinstance(value, Closure):
+                self.opaque(value.reached.function, None, "a nested function is handed on")
+                held = union(value.names.values())
+                frame.world.put(frozenset({UNKNOWN}), frame.world.held_by(held))
+            if isinstance(value, Method):
+                self.opaque(value.function, value.holder, "it is handed on")
+            if isinstance(value, Known):
+                self._opaque_object(value.object)
+        held = frame.world.held_by(union(given))
+        frame.world.put(frozenset({UNKNOWN}), held - {UNKNOWN})
+        return Abstract(held | {UNKNOWN})
+
+    def _opaque_object(self, value: Any, depth: int = 0) -> None:
+        if isinstance(value, nn.Module):
+            self.opaque_module(value, "it is handed to code that is not looked into")
+        elif isinstance(value, FunctionType):
+            self.opaque(value, None, "it is handed to code that is not looked into")
+        elif isinstance(value, list | tuple | dict) and depth < 3:
+            for entry in value.values() if isinstance(value, dict) else value:
+                self._opaque_object(entry, depth + 1)
+
+    def opaque(self, function: FunctionType, holder: Any, reason: str) -> None:
+        """A function could not be run to its end: nothing is known of what it runs."""
+        self.opaque_functions.setdefault(function, reason)
+        if isinstance(holder, nn.Module):
+            self.opaque_module(holder, reason)
+
+    def opaque_module(self, module: nn.Module, reason: str) -> None:
+        """Nothing is known of what a module and its children do."""
+        for inner in module.modules():
+            self.opaque_modules.setdefault(id(inner), reason)
+
+
+def _assigned_attributes(reach: Reach) -> frozenset[str]:
+    """Names of attributes that the forward assigns somewhere."""
+    return frozenset(
+        node.attr
+        for reached in reach.all()
+        if reached.source is not None
+        for node in ast.walk(reached.source.node)
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
+    )

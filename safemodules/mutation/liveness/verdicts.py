@@ -1,0 +1,174 @@
+"""Verdicts on the sites of a model: neutral, load-bearing or unknown."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from types import FunctionType
+
+from torch import nn
+
+from safemodules.mutation.internals import user_class_of
+from safemodules.mutation.liveness.frame import Frame
+from safemodules.mutation.liveness.interpreter import Interpreter
+from safemodules.mutation.liveness.run import Key
+from safemodules.mutation.liveness.unsupported import UnsupportedError
+from safemodules.mutation.liveness.values import STATE, UNKNOWN, Abstract, Known, Value
+from safemodules.mutation.liveness.world import World
+from safemodules.mutation.reach import Reach
+
+_RUNS = 8
+
+
+class Effect(Enum):
+    """What a swap does to the function."""
+
+    NEUTRAL = "neutral"
+    LOAD_BEARING = "load-bearing"
+    UNKNOWN = "unknown"
+    UNREACHED = "unreached"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of a site from source alone.
+
+    Attributes:
+        effect: what a swap does.
+        reason: who reads the old tensor, or why that is not known.
+        filled: the site overwrites unread values of a factory only.
+    """
+
+    effect: Effect
+    reason: str = "nobody reads the old tensor afterwards"
+    filled: bool = False
+
+
+def find_verdicts(model: nn.Module, reach: Reach, flags: Iterable[nn.Module]) -> dict[Key, Verdict]:
+    """Decide sites without running anything.
+
+    Args:
+        model: an initialised module.
+        reach: the functions that its forward reaches.
+        flags: its modules whose flag is set.
+
+    Returns:
+        A verdict for each site in source, by its key, and for each module with a flag, by
+        identity. A site that does not run as the attributes of the modules are now is
+        unreached.
+    """
+    modules = {id(module): module for module in flags}
+    sites = {s.key for run in reach.all() for s in run.findings.sites if s.obstacle is None}
+    verdicts: dict[Key, Verdict] = {}
+    for _ in range(_RUNS):
+        run = _run(model, reach, modules.keys(), verdicts.keys())
+        found = _not_neutral(run, reach, [*sites, *modules])
+        news = {key: verdict for key, verdict in found.items() if key not in verdicts}
+        verdicts.update(news)
+        if not news:
+            neutral = {
+                key: Verdict(Effect.NEUTRAL, filled=run.filled.get(key, False))
+                for key in [*sites, *modules]
+                if key not in verdicts
+            }
+            return {**neutral, **verdicts}
+    gave_up = Verdict(Effect.UNKNOWN, "the analysis has found no end")
+    return {key: verdicts.get(key, gave_up) for key in [*sites, *modules]}
+
+
+def _run(
+    model: nn.Module, reach: Reach, flags: Collection[int], kept: Collection[Key]
+) -> Interpreter:
+    """One abstract run of the whole forward, with some sites left in place."""
+    run = Interpreter(reach, flags, kept)
+    forward = getattr(user_class_of(type(model)), "forward", None)
+    world = World()
+    inputs = run.numbers.new()
+    given = Abstract(frozenset({inputs}))
+    any_run = next(reach.all(), None)
+    frame = Frame(any_run, {}, world, 0) if any_run is not None else None
+    try:
+        if frame is None or not isinstance(forward, FunctionType):
+            value = _plain(run, model, given, world)
+            frame = frame or Frame(None, {}, world, 0)  # type: ignore[arg-type]
+        else:
+            code = forward.__code__
+            names = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
+            args: list[Value] = [given] * max(1, code.co_argcount - 1)
+            value = run.call_module(model, args, dict.fromkeys(names, given), frame)
+    except UnsupportedError as reason:
+        run.opaque_module(model, str(reason))
+        for function in reach.functions:
+            run.opaque(function, None, str(reason))
+        return run
+    world = frame.world
+    ends = (
+        (frozenset({inputs}), "the caller may read its input"),
+        (value.storages, "it is returned to the caller"),
+        (frozenset({STATE}), "an attribute of the model keeps it"),
+        (frozenset({UNKNOWN}), "code that is not looked into may keep it"),
+    )
+    for storages, reader in ends:
+        run.note_readers(world.held_by(storages), world, reader, exact=len(storages) == 1)
+    return run
+
+
+def _plain(run: Interpreter, model: nn.Module, given: Abstract, world: World) -> Abstract:
+    """A model whose forward is torch's own: a Sequential, or a single layer."""
+    frame = Frame(None, {}, world, 0)  # type: ignore[arg-type]  # no function of the user
+    value = run.call_module(model, [given], {}, frame)
+    return Abstract(value.storages)
+
+
+def _not_neutral(run: Interpreter, reach: Reach, keys: Iterable[Key]) -> dict[Key, Verdict]:
+    found: dict[Key, Verdict] = {}
+    hidden = _hidden(run, reach)
+    for key in keys:
+        if key in run.unknown:
+            found[key] = Verdict(Effect.UNKNOWN, run.unknown[key])
+        elif key in hidden:
+            found[key] = Verdict(Effect.UNKNOWN, hidden[key])
+        elif key in run.readers:
+            reader, sure = run.readers[key]
+            effect = Effect.LOAD_BEARING if sure else Effect.UNKNOWN
+            found[key] = Verdict(effect, reader if sure else f"perhaps {reader}")
+        elif key not in run.ran:
+            found[key] = Verdict(Effect.UNREACHED, "it does not run as the modules are set now")
+    return found
+
+
+def _hidden(run: Interpreter, reach: Reach) -> dict[Key, str]:
+    """Sites that something runs which could not be looked into."""
+    callees: dict[FunctionType, set[FunctionType]] = {}
+    for (called, _), callers in reach.callers.items():
+        for caller, _ in callers:
+            callees.setdefault(caller, set()).add(called)
+    hidden = dict(run.opaque_modules)
+    functions = dict(run.opaque_functions)
+    classes = {
+        cls
+        for cls, found in reach.classes.items()
+        for _, module in found.instances
+        if id(module) in run.opaque_modules
+    }
+    for reached in reach.all():
+        if reached.context.owner in classes and reached.function not in functions:
+            module = next(
+                m for _, m in reach.classes[reached.context.owner].instances
+                if id(m) in run.opaque_modules
+            )  # fmt: skip
+            functions[reached.function] = run.opaque_modules[id(module)]
+    rest = list(functions)
+    while rest:
+        function = rest.pop()
+        for called in callees.get(function, ()):
+            if called not in functions:
+                functions[called] = functions[function]
+                rest.append(called)
+    for reached in reach.all():
+        if reached.function in functions:
+            for site in reached.findings.sites:
+                hidden.setdefault(site.key, functions[reached.function])
+    return hidden
+
+
+__all__ = ["Effect", "Known", "Verdict", "find_verdicts"]

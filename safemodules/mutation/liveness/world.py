@@ -1,0 +1,245 @@
+"""Memory during an abstract run: what containers hold, and which old tensors are stale.
+
+NOTE [ Swapped, then read ]: the run is that of the converted model. A swapped site makes a
+new tensor and leaves the old one *stale*; whoever reads a stale tensor afterwards would have
+read the new values in the original, so the site is load-bearing. A site that is kept writes
+in place, and its result is the tensor itself.
+
+NOTE [ Perhaps the same ]: dropout returns its input in eval mode; a branch may have left a
+tensor as it was. Such a result gets a storage of its own with a *link* to the other one. A
+read of it is a read of the other one, unless that is stale by the very sites of the path
+that was not taken.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from safemodules.mutation.liveness.unsupported import UnsupportedError
+from safemodules.mutation.liveness.values import (
+    FIRST_NEW,
+    NOTHING,
+    STATE,
+    UNKNOWN,
+    Abstract,
+    Items,
+    Storages,
+    Value,
+    merged,
+)
+
+Marks = frozenset[Any]  # keys of sites
+_NONE: Marks = frozenset()
+_MOST = 24  # tensors that one name may stand for
+
+
+@dataclass
+class World:
+    """What is true on one path.
+
+    Attributes:
+        heap: container -> what it holds; also what code that is not looked into was given.
+        stale: storage -> sites that would have overwritten it.
+        links: storage -> (storage it may be, sites by which that one is stale elsewhere).
+        attributes: (identity of a module, attribute) -> what the forward has assigned.
+        filled: storages made by a factory, whose values nobody has read yet.
+    """
+
+    heap: dict[int, Storages] = field(default_factory=dict)
+    stale: dict[int, Marks] = field(default_factory=dict)
+    links: dict[int, tuple[tuple[int, Marks], ...]] = field(default_factory=dict)
+    attributes: dict[tuple[int, str], Value] = field(default_factory=dict)
+    filled: set[int] = field(default_factory=set)
+
+    def copy(self) -> "World":
+        """The same, for another path."""
+        return World(
+            dict(self.heap),
+            dict(self.stale),
+            dict(self.links),
+            dict(self.attributes),
+            set(self.filled),
+        )
+
+    def held_by(self, storages: Storages) -> Storages:
+        """Everything that can be reached from some memory, itself included."""
+        found = set(storages)
+        rest = list(storages)
+        while rest:
+            for inner in self.heap.get(rest.pop(), ()):
+                if inner not in found:
+                    found.add(inner)
+                    rest.append(inner)
+        return frozenset(found)
+
+    def contents(self, storages: Storages) -> Storages:
+        """What an element of some value may be: of a tensor a view, of a container an entry."""
+        found: set[int] = set()
+        for storage in storages:
+            found |= self.heap.get(storage, ()) if self.is_container(storage) else {storage}
+            if storage in (STATE, UNKNOWN):
+                found |= self.heap.get(storage, NOTHING)
+        return frozenset(found)
+
+    def is_container(self, storage: int) -> bool:
+        """Whether a storage is a list, a dict or the like."""
+        return storage >= FIRST_NEW and storage in self.heap
+
+    def put(self, containers: Storages, values: Storages) -> None:
+        """Let containers hold something more."""
+        for container in containers:
+            self.heap[container] = self.heap.get(container, NOTHING) | values
+
+    def link(self, storage: int, other: int, apart: Marks) -> None:
+        """Let a storage be perhaps another one, and whatever that one may be."""
+        found = [(other, apart), *((o, apart | more) for o, more in self.links.get(other, ()))]
+        self.links[storage] = tuple(dict.fromkeys((*self.links.get(storage, ()), *found)))
+
+    def marks(self, storage: int) -> Marks:
+        """Sites by which a storage, or one that it may be, is stale."""
+        found = self.stale.get(storage, _NONE)
+        for other, apart in self.links.get(storage, ()):
+            marks = self.stale.get(other)
+            if marks is not None and not marks <= apart:
+                found |= marks - apart
+        return found
+
+    def mark(self, storages: Iterable[int], site: Any) -> None:
+        """Make old tensors stale, and those that they may be."""
+        for storage in storages:
+            for each in (storage, *(other for other, _ in self.links.get(storage, ()))):
+                marks = self.stale.get(each, _NONE)
+                if site not in marks:
+                    self.stale[each] = marks | {site}
+
+    def has_escaped(self, storages: Storages) -> bool:
+        """Whether code that is not looked into may hold some memory, or what it may be."""
+        unknown = self.held_by(frozenset({UNKNOWN}))
+        return any(
+            each in unknown
+            for storage in storages
+            for each in (storage, *(other for other, _ in self.links.get(storage, ())))
+        )
+
+
+class Numbers:
+    """Gives out new storages."""
+
+    def __init__(self) -> None:
+        self.next = FIRST_NEW
+
+    def new(self) -> int:
+        """A storage that nothing refers to yet."""
+        self.next += 1
+        return self.next
+
+
+def join(
+    first: tuple[dict[str, Value], World], second: tuple[dict[str, Value], World], numbers: Numbers
+) -> tuple[dict[str, Value], World]:
+    """What is true after either of two paths, see NOTE [ Perhaps the same ]."""
+    (names, world), (other_names, other) = (
+        _apart(first, second, numbers),
+        _apart(second, first, numbers),
+    )
+    env = {
+        name: merged(names[name], other_names[name]) if name in names and name in other_names
+        else names.get(name, other_names.get(name))
+        for name in {**names, **other_names}
+    }  # fmt: skip
+    if any(len(value.storages) > _MOST for value in env.values()):
+        raise UnsupportedError("a name may stand for too many tensors")
+    result = World(
+        _merge(world.heap, other.heap),
+        _merge(world.stale, other.stale),
+        {**other.links, **world.links},
+        dict(world.attributes),
+        world.filled & other.filled,
+    )
+    for key, value in other.attributes.items():
+        known = result.attributes.get(key)
+        # where only one path assigns, the other one leaves what the module had: state
+        base = Abstract(frozenset({STATE})) if known is None else known
+        result.attributes[key] = merged(base, value)
+    for key in world.attributes.keys() - other.attributes.keys():
+        result.attributes[key] = merged(world.attributes[key], Abstract(frozenset({STATE})))
+    return env, result  # type: ignore[return-value]
+
+
+def shape_of(names: dict[str, Value], world: World, first: int) -> Any:
+    """What a pass through a loop leaves, up to the identity of memory that the loop has made.
+
+    Args:
+        names: the local names.
+        world: memory.
+        first: storages above this one were made by the loop.
+    """
+    numbers: dict[int, int] = {}
+    shape: list[Any] = []
+    rest: list[int] = []
+
+    def numbered(storages: Storages) -> tuple[int, ...]:
+        found = []
+        for storage in sorted(storages):
+            if storage <= first:
+                found.append(storage)
+                continue
+            if storage not in numbers:
+                numbers[storage] = -1 - len(numbers)
+                rest.append(storage)
+            found.append(numbers[storage])
+        return tuple(found)
+
+    for name in sorted(names):
+        shape.append((name, type(names[name]), numbered(names[name].storages)))
+    for key in (STATE, UNKNOWN):
+        shape.append((key, numbered(world.heap.get(key, NOTHING))))
+    shape.append({s: world.stale[s] for s in world.stale if s <= first})
+    while rest:
+        storage = rest.pop(0)
+        shape.append((numbers[storage], numbered(world.heap.get(storage, NOTHING))))
+        shape.append((world.marks(storage), storage in world.filled))
+    return shape
+
+
+def _merge(first: dict[int, Any], second: dict[int, Any]) -> dict[int, Any]:
+    return {key: first.get(key, NOTHING) | second.get(key, NOTHING) for key in {**first, **second}}
+
+
+def _apart(
+    mine: tuple[dict[str, Value], World], theirs: tuple[dict[str, Value], World], numbers: Numbers
+) -> tuple[dict[str, Value], World]:
+    """Give storages that only the other path has made stale another identity on this path."""
+    names, world = mine
+    stale = theirs[1].stale
+    differing = {
+        storage: marks - world.stale.get(storage, _NONE)
+        for storage, marks in stale.items()
+        if marks - world.stale.get(storage, _NONE)
+    }
+    if not differing:
+        return mine
+    used = NOTHING.union(*(value.storages for value in names.values()))
+    renamed: dict[int, int] = {}
+    for storage in differing.keys() & used:
+        renamed[storage] = numbers.new()
+    if not renamed:
+        return mine
+    world = world.copy()
+    for storage, name in renamed.items():
+        world.link(name, storage, differing[storage])
+        if storage in world.stale:
+            world.stale[name] = world.stale[storage]
+        if storage in world.heap:
+            world.heap[name] = world.heap[storage]
+        if storage in world.filled:
+            world.filled.add(name)
+    return {key: _renamed(value, renamed) for key, value in names.items()}, world
+
+
+def _renamed(value: Value, names: dict[int, int]) -> Value:
+    if isinstance(value, Abstract) and not names.keys().isdisjoint(value.memory):
+        return Abstract(frozenset(names.get(storage, storage) for storage in value.memory))
+    if isinstance(value, Items):
+        return Items(tuple(_renamed(entry, names) for entry in value.entries))
+    return value
