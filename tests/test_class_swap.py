@@ -363,14 +363,28 @@ def test_modules_added_later_are_converted_by_a_second_call():
     assert [type(m) for m in model] == [cases.Residual] * 4 + [cases.Helpers]
 
 
+_NAMESPACE = {}
+exec("def without_source(tensor):\n    return tensor * 1", _NAMESPACE)
+without_source = _NAMESPACE["without_source"]
+
+
+class HandsOn(torch.nn.Module):
+    def forward(self, x):
+        h = torch.sigmoid(x)
+        y = without_source(h)
+        h += 1
+        return h + y
+
+
 def test_example_inputs_decide_later_what_was_left_without_them():
-    model = sm.convert_model(cases.build("helpers"))
-    kept = [s for s in sm.conversion_plan(model).sites if s.decision == "keep"]
-    sm.convert_model(model, cases.example())
-    now = [s for s in sm.conversion_plan(model).sites if s.decision == "keep"]
-    assert len(kept) > len(now) == 0
-    run(model)
-    assert sm.revert_model(model).__class__ is cases.Helpers
+    model, x = HandsOn(), torch.randn(3)
+    with pytest.warns(sm.ConversionWarning, match="example_inputs would decide"):
+        sm.convert_model(model)
+    assert [s.decision for s in sm.conversion_plan(model).sites] == ["keep"]
+    sm.convert_model(model, x)
+    assert [s.decision for s in sm.conversion_plan(model).sites] == ["swap"]
+    model(x.requires_grad_()).sum().backward()
+    assert sm.revert_model(model).__class__ is HandsOn
 
 
 def test_reverting_a_part_leaves_the_rest():

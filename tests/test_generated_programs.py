@@ -5,7 +5,7 @@ import os
 import tempfile
 import textwrap
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -160,10 +160,6 @@ def classes(model):
     return {name: type(module) for name, module in model.named_modules()}
 
 
-def kept_sites(model):
-    return [site for site in sm.conversion_plan(model).sites if site.decision == "keep"]
-
-
 def convert(model, example):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sm.ConversionWarning)  # there may be nothing to convert
@@ -176,7 +172,7 @@ def check_conversion(original, example, some_inputs=INPUTS):
     before = classes(model)
     assert convert(model, example) is model
     assert_converted(original, model, some_inputs)
-    if example is not None and sm.is_converted(model) and not kept_sites(model):
+    if example is not None:
         for train in (True, False):
             seen = run(model, example, train=train, graph=True)
             assert seen.gradients is not None, "it clashes"
@@ -189,19 +185,9 @@ def check_conversion(original, example, some_inputs=INPUTS):
 
 
 def check_wild(original):
-    """Without inputs only plain sites are swapped; with inputs a difference is an error."""
+    """Whatever is swapped or kept, on these inputs or others, the function is the same."""
     check_conversion(original, None)
-    model = copy.deepcopy(original.model)
-    before = classes(model)
-    try:
-        convert(model, EXAMPLE)
-    except sm.MismatchError:
-        assert classes(model) == before
-    else:  # a reader of the old value may see equal numbers in one input, not equal gradients
-        for train, graph in MODES:
-            expected = original.run(EXAMPLE, train, graph)
-            got = run(model, EXAMPLE, train=train, graph=graph)
-            assert_same_run(replace(got, gradients=None), replace(expected, gradients=None))
+    check_conversion(original, EXAMPLE)
 
 
 long_search = pytest.mark.skipif(

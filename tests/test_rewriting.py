@@ -564,7 +564,9 @@ def swap_everything(model):
     """Swap all sites that can be, whatever they do: the cases are made so that none matters."""
     survey = survey_model(model)
     swapped = [site for site in survey.sites() if getattr(site, "obstacle", None) is None]
-    rewriting = make_rewriting(survey, [s for s in swapped if isinstance(s, SourceSite)])
+    rewriting = make_rewriting(
+        survey, [s for s in swapped if isinstance(s, SourceSite)], flags=True
+    )
     apply_swaps(survey, swapped, rewriting, None)
     return survey, rewriting
 

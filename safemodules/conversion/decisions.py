@@ -9,7 +9,7 @@ from torch import nn
 from safemodules.conversion.survey import FORWARD, AnySite, FlagSite, SourceSite, Survey
 from safemodules.mutation.fresh_modules import Freshness, fresh_in_sequentials, is_sequential
 from safemodules.mutation.freshness import Freshnesses, analyse
-from safemodules.mutation.liveness.verdicts import Effect, Verdict, find_verdicts
+from safemodules.mutation.liveness.verdicts import Effect, SiteVerdict, find_verdicts
 from safemodules.mutation.reach import Reached
 
 Verdict = Literal["swap", "keep"]
@@ -25,6 +25,7 @@ class Decision:
 
 CLASH = Decision("swap", "overwrites what backward needs")
 NO_CLASH = Decision("keep", "overwrites nothing that backward needs")
+DONE = Decision("swap", "converted already")
 COMPARED = Decision("swap", "the model computes the same out of place")
 FRESH = Decision("swap", "a fresh tensor that nothing else refers to")
 UNDECIDED = "not decided"  # how the reason of a site begins that was not
@@ -69,19 +70,41 @@ def decide_with_inputs(
     return decisions
 
 
+def verdicts_from_source(survey: Survey) -> dict[AnySite, SiteVerdict]:
+    """What the source says of each site that could be swapped."""
+    found = find_verdicts(survey.model, survey.reach, [flag.module for flag in survey.flags])
+    return {
+        site: found[site.found.key if isinstance(site, SourceSite) else id(site.module)]
+        for site in survey.sites()
+        if not (isinstance(site, SourceSite) and site.obstacle is not None)
+    }
+
+
+def not_exercised(decision: Decision) -> Decision:
+    """A site that the example inputs do not reach: what the source says of it holds."""
+    return Decision(decision.verdict, f"not exercised by the example inputs; {decision.reason}")
+
+
+def read_elsewhere(verdict: SiteVerdict) -> Decision:
+    """A site whose old tensor is read on a path that the example inputs do not take."""
+    return Decision(
+        "keep", f"load-bearing on another path than that of the inputs: {verdict.reason}"
+    )
+
+
 def decide_without_inputs(survey: Survey) -> dict[AnySite, Decision]:
     """Decide the sites that are plain from the source alone; the rest is kept."""
     found = [
         (reached, analyse(reached)) for reached in survey.reach.all() if reached.source is not None
     ]
     levels = _site_levels(found)
-    verdicts = find_verdicts(survey.model, survey.reach, [flag.module for flag in survey.flags])
+    verdicts = verdicts_from_source(survey)
     decisions: dict[AnySite, Decision] = {}
     for site in survey.sources:
         if site.obstacle is not None:
             decisions[site] = Decision("keep", str(site.obstacle))
             continue
-        verdict = verdicts[site.found.key]
+        verdict = verdicts[site]
         level = levels.get(site.found.key, Freshness.SHARED)
         filled = level is Freshness.FILLED or verdict.filled
         if site.found.copies and filled and (level or verdict.effect is Effect.NEUTRAL):
@@ -91,11 +114,11 @@ def decide_without_inputs(survey: Survey) -> dict[AnySite, Decision]:
     evidence = _FlagEvidence(survey, found)
     for flag in survey.flags:
         fresh = evidence.fresh(flag)
-        decisions[flag] = FRESH if fresh else _decision(verdicts[id(flag.module)])
+        decisions[flag] = FRESH if fresh else _decision(verdicts[flag])
     return {site: decisions[site] for site in survey.sites()}
 
 
-def _decision(verdict: Verdict) -> Decision:
+def _decision(verdict: SiteVerdict) -> Decision:
     """What is done by a verdict from source alone."""
     if verdict.effect is Effect.NEUTRAL:
         return Decision("swap", verdict.reason)

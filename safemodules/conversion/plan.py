@@ -7,7 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from safemodules.conversion.decisions import Decision, decide_with_inputs, decide_without_inputs
+from safemodules.conversion.decisions import (
+    DONE,
+    Decision,
+    decide_with_inputs,
+    decide_without_inputs,
+)
 from safemodules.conversion.record import (
     ConversionRecord,
     PlannedSite,
@@ -29,7 +34,6 @@ _FOUND_BY_RUNNING = {
     "unsafe": "which sites overwrite what backward needs",
     "intended": "what it would change",
 }
-DONE = Decision("swap", "converted already")
 
 
 @dataclass(eq=False)
@@ -212,8 +216,9 @@ def _plan(
 ) -> ConversionPlan:
     swapped = tuple(site for site, decision in decisions.items() if decision.verdict == "swap")
     sources = [site for site in swapped if isinstance(site, SourceSite)]
-    news = copies or not all(site.done for site in sources)
-    rewriting = make_rewriting(survey, sources, copies) if news else None
+    news = copies or not all(site.done for site in swapped)
+    flags = len(sources) < len(swapped)
+    rewriting = make_rewriting(survey, sources, copies, flags=flags) if news else None
     diff = "" if rewriting is None else "".join(f.diff() for f in rewriting.files.values())
     record = ConversionRecord(
         planned_sites(decisions), tuple(survey.skipped), equivalence, diff, tuple(map(str, copies))

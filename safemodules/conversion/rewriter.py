@@ -1,6 +1,7 @@
 """From the sites that are to be swapped to the edited code of a conversion."""
 
 import ast
+import inspect
 from collections.abc import Collection, Iterable
 from types import FunctionType, MethodType
 from typing import Any
@@ -19,14 +20,18 @@ from safemodules.mutation.reach import (
     wrapped_functions,
 )
 from safemodules.mutation.source import SourceFile
-from safemodules.rewriting.classes import Rewriting, class_name
+from safemodules.rewriting.classes import CALL, Rewriting, class_name
 from safemodules.rewriting.edits import Edit
 from safemodules.rewriting.functions import EditedFile
 from safemodules.rewriting.templates import Templates
 
 
 def make_rewriting(
-    survey: Survey, swapped: Collection[SourceSite], copies: Collection[SaverCopy] = ()
+    survey: Survey,
+    swapped: Collection[SourceSite],
+    copies: Collection[SaverCopy] = (),
+    *,
+    flags: bool,
 ) -> Rewriting | None:
     """Edit, compile and collect what a set of swapped sites needs.
 
@@ -34,11 +39,12 @@ def make_rewriting(
         survey: what the model holds.
         swapped: the sites that become out of place; none has an obstacle.
         copies: copies for what backward has saved.
+        flags: flags are switched off, too.
 
     Returns:
         The edited code, or ``None`` if nothing is edited.
     """
-    if not swapped and not copies:
+    if not swapped and not copies and not flags:
         return None
     reach = survey.reach
     changed = _changed_functions(reach, swapped, copies)
@@ -66,7 +72,7 @@ def make_rewriting(
     return Rewriting.new(
         files={name: EditedFile.make(files[name], made) for name, made in edits.items()},
         modules=modules,
-        methods=_changed_methods(reach, changed),
+        methods=_with_entry(survey.model, _changed_methods(reach, changed)),
         functions=tuple(
             function
             for function, runs in reach.functions.items()
@@ -147,6 +153,16 @@ def _call_edits(reach: Reach, run: Reached, changed: set[FunctionType]) -> Itera
                 yield templates.super_call(reference.node, run.context.self_name)
         else:
             yield templates.twin(reference.node)
+
+
+def _with_entry(
+    model: nn.Module, methods: dict[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """The call of the model itself is where inference is told from training."""
+    cls = user_class_of(type(model))
+    if inspect.getattr_static(cls, CALL) is not vars(nn.Module)[CALL]:
+        return methods
+    return {**methods, class_name(cls): (*methods.get(class_name(cls), ()), CALL)}
 
 
 def _changed_methods(reach: Reach, changed: set[FunctionType]) -> dict[str, tuple[str, ...]]:

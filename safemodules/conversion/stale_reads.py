@@ -25,12 +25,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from safemodules import rewriting
-from safemodules.conversion.survey import FLAG_MARK, AnySite, FlagSite, SourceSite
+from safemodules.conversion.survey import AnySite, FlagSite, SourceSite
 from safemodules.mutation.frames import locate_from
 from safemodules.mutation.internals import module_calls
 from safemodules.mutation.operations import may_write, state_tensors, storage_of, tensors_in
 from safemodules.mutation.operators import flagged_functions
 from safemodules.rewriting.copies import written_in_place
+from safemodules.rewriting.inference import FLAG_MARK, out_of_place
 from safemodules.rewriting.places import is_state
 from safemodules.trees import CallArguments, flatten_tensors
 
@@ -113,8 +114,10 @@ class StaleReads(TorchFunctionMode):
         sites = self._sites_of(helper)
         if not sites:
             return
-        self.ran.update(sites)
-        targets = [t for t in _targets(helper.f_locals) if storage_of(t) not in results]
+        written = list(_targets(helper.f_locals))
+        if written:
+            self.ran.update(sites)
+        targets = [t for t in written if storage_of(t) not in results]
         self._own.update(map(storage_of, targets))
         self._remember(targets, sites, results)
 
@@ -184,16 +187,17 @@ class StaleReads(TorchFunctionMode):
         self._survivors(kept)
 
     def _run(self, model: nn.Module, call: CallArguments, kept: dict[int, str]) -> None:
-        with torch.enable_grad(), self:
+        with torch.enable_grad(), out_of_place(), self:
             output = model(*call.inputs, **call.kwargs)
         for name, tensor in flatten_tensors(output):
             kept.setdefault(storage_of(tensor), f"it is returned as {name}")
 
     def _survivors(self, kept: Mapping[int, str]) -> None:
         """Old tensors that somebody holds after the forward."""
-        alive = {s for s, (reference, _) in self._old.items() if not reference.expired()}
-        if alive - kept.keys():
-            gc.collect()
+        for generation in range(3):  # frames and what they held may lie in cycles, young ones
+            if all(r.expired() or s in kept for s, (r, _) in self._old.items()):
+                break
+            gc.collect(generation)
         for storage, (reference, sites) in self._old.items():
             if storage in kept or not reference.expired():
                 reader = kept.get(storage, "it is still referred to after the forward")

@@ -25,13 +25,11 @@ from safemodules.mutation.resolution import is_torch_class
 from safemodules.mutation.sites import Site, SiteKind
 from safemodules.mutation.source import SourceFile
 from safemodules.rewriting.classes import rewriting_of
+from safemodules.rewriting.inference import FLAG_MARK
 
 FORWARD = "forward"
 _FLAGGED = tuple(INPLACE_MODULES)
 _FLAGGED_FORWARDS = frozenset(inspect.getattr_static(cls, FORWARD) for cls in INPLACE_MODULES)
-
-# Kept in the __dict__ of a module whose flag was switched off: where the flag stood before.
-FLAG_MARK = "_safemodules_inplace"
 
 
 @dataclass(eq=False)

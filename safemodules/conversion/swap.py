@@ -9,7 +9,6 @@ from torch import nn
 
 from safemodules.conversion.record import ConversionRecord
 from safemodules.conversion.survey import (
-    FLAG_MARK,
     FORWARD,
     AnySite,
     FlagSite,
@@ -20,6 +19,7 @@ from safemodules.conversion.survey import (
 from safemodules.errors import ConversionError, RevertError
 from safemodules.mutation.internals import user_class_of
 from safemodules.rewriting.classes import Rewriting, generated_class, rewriting_of
+from safemodules.rewriting.inference import FLAG_MARK
 from safemodules.rewriting.swapping import restore_class, swap_class
 
 # Kept in the __dict__ of a converted model.

@@ -9,12 +9,17 @@ from safemodules.conversion.clashes import SavedAndOverwritten, find_clashes, si
 from safemodules.conversion.decisions import (
     CHANGED,
     CLASH,
+    DONE,
     HARMLESS,
     NO_CLASH,
     ROUNDED,
     Decision,
+    decide_without_inputs,
     intended,
     load_bearing,
+    not_exercised,
+    read_elsewhere,
+    verdicts_from_source,
 )
 from safemodules.conversion.rewriter import make_rewriting
 from safemodules.conversion.savers import SaverCopy, saver_copies, saver_sites
@@ -22,6 +27,7 @@ from safemodules.conversion.stale_reads import StaleReads
 from safemodules.conversion.survey import AnySite, FlagSite, SourceSite, Survey
 from safemodules.conversion.swap import apply_swaps
 from safemodules.errors import ConversionError, MismatchError
+from safemodules.rewriting.inference import out_of_place
 from safemodules.state import preserved, seed_everything
 from safemodules.trees import CallArguments, clone_inputs
 from safemodules.verification import (
@@ -90,6 +96,7 @@ class Trial:
             ConversionError: a clash remains that cannot be mended; both lines are named.
         """
         decided = dict(decisions)
+        self._keep_unproven(decided)
         self._keep_load_bearing(decided)
         copies = self._mend(decided) if self.clashes else ()
         equivalence = self.compare(_swapped(decided), copies)
@@ -114,6 +121,19 @@ class Trial:
         decided.update({site: intended(reader) for site, reader in readers.items()})
         copies = self._mend(decided) if self.clashes else ()
         return Outcome(decided, copies, self.compare(_swapped(decided), copies))
+
+    def _keep_unproven(self, decided: dict[AnySite, Decision]) -> None:
+        """Leave to the source what the inputs do not reach, and what other inputs may read."""
+        watch = self._watch(_swapped(decided))
+        by_source, verdicts = None, verdicts_from_source(self.survey)
+        for site in _swapped(decided):
+            if decided[site] is DONE:
+                continue
+            if site not in watch.ran:
+                by_source = by_source or decide_without_inputs(self.survey)
+                decided[site] = not_exercised(by_source[site])
+            elif verdicts[site].read and site not in watch.found:
+                decided[site] = read_elsewhere(verdicts[site])
 
     def _keep_load_bearing(self, decided: dict[AnySite, Decision]) -> None:
         while stale := self._stale_reads(_swapped(decided)):
@@ -175,7 +195,7 @@ class Trial:
 
     def compare(self, swapped: Sequence[AnySite], copies: Sequence[SaverCopy] = ()) -> Equivalence:
         """Compare the model with some sites swapped; afterwards it is as it was."""
-        with self.converted(swapped, copies):
+        with self.converted(swapped, copies), out_of_place():
             seen = observe_modes(
                 self.survey.model,
                 self.call.inputs,
@@ -191,7 +211,7 @@ class Trial:
     ) -> Iterator[None]:
         """The model with some sites swapped; afterwards it is as it was."""
         sources = [site for site in swapped if isinstance(site, SourceSite)]
-        rewriting = make_rewriting(self.survey, sources, copies)
+        rewriting = make_rewriting(self.survey, sources, copies, flags=len(sources) < len(swapped))
         undo = apply_swaps(self.survey, swapped, rewriting, None)
         try:
             yield
@@ -200,6 +220,10 @@ class Trial:
 
     def _stale_reads(self, swapped: Sequence[AnySite]) -> dict[AnySite, str]:
         """Swapped sites whose old tensor is read afterwards, and who reads it."""
+        return self._watch(swapped).found
+
+    def _watch(self, swapped: Sequence[AnySite]) -> StaleReads:
+        """Run the model with some sites swapped, and watch who reads old tensors."""
         watch = StaleReads(swapped)
         with self.converted(swapped):
             for mode in self.modes:
@@ -209,7 +233,7 @@ class Trial:
                     handed, _ = clone_inputs(self.call, requires_grad=False)
                     watch.run(self.survey.model, handed)
         self.state |= watch.state
-        return watch.found
+        return watch
 
     def _check_repeatable(self) -> None:
         plain = self.compare([])

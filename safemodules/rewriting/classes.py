@@ -21,6 +21,7 @@ from typing import Any
 from safemodules.errors import ConversionError, SourceError
 from safemodules.mutation.internals import USER_CLASS
 from safemodules.rewriting.functions import EditedFile
+from safemodules.rewriting.inference import call
 from safemodules.rewriting.methods import MethodBuilder
 from safemodules.rewriting.recipes import Recipe, digest, find_function, load_edits, make_recipe
 
@@ -33,6 +34,9 @@ _COPIED = (
     "__static_attributes__",
     "__type_params__",
 )
+
+
+CALL = "__call__"
 
 
 class ConversionWarning(UserWarning):
@@ -66,6 +70,11 @@ class Converted:
         return (_remake, (generated._safemodules_rewriting.recipe, make, args), *rest)
 
     def __prepare_scriptable__(self) -> Any:
+        generated = generated_class(type(self))
+        if generated is not None and not _edited_methods(generated):
+            plain: Any = object.__new__(generated._safemodules_user_class)
+            plain.__dict__.update(self.__dict__)
+            return plain
         raise ConversionError(
             f"{type(self).__name__} was converted, and TorchScript cannot compile its edited "
             "methods. Call safemodules.revert_model(model) first, or use torch.export, "
@@ -75,6 +84,12 @@ class Converted:
 
 def _is_ours(cls: type) -> bool:
     return "_safemodules_rewriting" in vars(cls) or "_safemodules_parametrized" in vars(cls)
+
+
+def _edited_methods(generated: type[Converted]) -> list[str]:
+    """Names of methods that a generated class has compiled anew."""
+    names = generated._safemodules_rewriting.methods[class_name(generated._safemodules_user_class)]
+    return [name for name in names if name != CALL]
 
 
 def generated_class(cls: type) -> type[Converted] | None:
@@ -216,6 +231,8 @@ class Rewriting:
             return user
         if user not in self.classes:
             methods = MethodBuilder(self.files, user, dict(self.twins)).methods(names)
+            if CALL in names:
+                methods.setdefault(CALL, call)
             self.classes[user] = _subclass(user, self, methods)
         return self.classes[user]
 

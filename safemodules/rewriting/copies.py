@@ -5,10 +5,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from safemodules.rewriting.inference import overwrites
+
 
 def written_in_place(target: Any) -> bool:
-    """Whether an object is left to its own in-place operators: parameters, and no tensors."""
-    return not isinstance(target, Tensor) or isinstance(target, nn.Parameter)
+    """Whether an object is left to its own in-place operators.
+
+    Parameters are, and what is no tensor; in inference every tensor is.
+    """
+    return not isinstance(target, Tensor) or isinstance(target, nn.Parameter) or overwrites()
 
 
 def copy_alike(tensor: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from safemodules.rewriting.copies import stand_in, written_in_place
+from safemodules.rewriting.inference import overwrites
 
 Place = tuple[Any, Any, Any, bool]
 
@@ -56,7 +57,12 @@ def root_of(place: Place) -> Any:
 
 
 def is_state(place: Place) -> bool:
-    """Whether a place lies in a parameter or on a module, whose tensors keep their identity."""
+    """Whether a place lies in a parameter or on a module, whose tensors keep their identity.
+
+    In inference every place is written as the original writes it.
+    """
+    if overwrites():
+        return True
     while place[1] is not None:
         place = place[1]
         if isinstance(place[0], nn.Parameter | nn.Module):

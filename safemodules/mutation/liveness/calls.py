@@ -1,11 +1,11 @@
 """Calls of an abstract run: sites, modules, functions of torch, functions of the user."""
 
 import ast
+import inspect
 from collections.abc import Sequence
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -14,12 +14,9 @@ from safemodules.mutation.fresh_modules import is_sequential
 from safemodules.mutation.internals import has_hooks, user_class_of
 from safemodules.mutation.liveness import kinds
 from safemodules.mutation.liveness.frame import Frame
-from safemodules.mutation.liveness.run import Run
+from safemodules.mutation.liveness.library import Arguments, Library
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
-    NOTHING,
-    STATE,
-    UNKNOWN,
     VALUE,
     Abstract,
     Closure,
@@ -35,16 +32,8 @@ from safemodules.mutation.operators import INPLACE_MODULES, method_kind
 from safemodules.mutation.resolution import is_foreign, is_torch_class, next_in_mro
 from safemodules.mutation.sites import SiteKind
 
-Arguments = tuple[list[Value], dict[str, Value]]
-_BUILTIN_OBJECTS = (BuiltinFunctionType, type(len), type(torch.Tensor.add), type(str.join))
-_ANSWERS: dict[Any, bool] = {
-    torch.jit.is_scripting: False,
-    torch.jit.is_tracing: False,
-    torch.compiler.is_compiling: False,
-}
 
-
-class Calls(Run):
+class Calls(Library):
     """Runs calls over abstract values."""
 
     def call(self, node: ast.Call, frame: Frame) -> Value:
@@ -58,9 +47,9 @@ class Calls(Run):
             if site is not None:
                 return self._site_call(site, node, holder, arguments, frame)
             if not isinstance(holder, Known) or isinstance(holder.object, Tensor):
-                return self._method(holder, node.func.attr, arguments, frame)
+                return self.method(holder, node.func.attr, arguments, frame)
             if not isinstance(holder.object, ModuleType | nn.Module | type):
-                known = self._method_of_object(holder, node.func.attr, arguments, frame)
+                known = self.method_of_object(holder, node.func.attr, arguments, frame)
                 if known is not None:
                     return known
             if isinstance(holder.object, nn.Module):
@@ -128,7 +117,7 @@ class Calls(Run):
             return self.call_value(args[0], (args[1:], {}), frame)
         if isinstance(called, FunctionType) and not is_foreign(called.__code__.co_filename):
             return self.call_function(called, args, kwargs, frame)
-        return self._foreign(called, args, kwargs, frame)
+        return self.foreign(called, args, kwargs, frame)
 
     # -- sites --------------------------------------------------------------------------
 
@@ -184,7 +173,7 @@ class Calls(Run):
         self.called.add(id(module))
         cls = user_class_of(type(module))
         given = [*args, *kwargs.values()]
-        standard = getattr(cls, "__call__", None) is nn.Module.__call__
+        standard = inspect.getattr_static(cls, "__call__") is vars(nn.Module)["__call__"]
         if has_hooks(module) or "forward" in module.__dict__ or not standard:
             self.opaque_module(module, "it has hooks, or a call of its own")
             return self.unknown_call(given, frame)
@@ -262,7 +251,7 @@ class Calls(Run):
     ) -> Value:
         """Call a function of the user, or what cannot be looked into."""
         if is_foreign(function.__code__.co_filename):
-            return self._foreign(function, args, kwargs, frame)
+            return self.foreign(function, args, kwargs, frame)
         place = self.line
         try:
             value, frame.world = self.run_function(function, args, kwargs, frame.world, holder)
@@ -298,233 +287,10 @@ class Calls(Run):
             target, [Known(holder), *arguments[0]], arguments[1], frame, holder
         )
 
-    def _foreign(
-        self, called: Any, args: Sequence[Value], kwargs: dict[str, Value], frame: Frame
-    ) -> Value:
-        """A function of torch, of Python or of another library."""
-        given = [*args, *kwargs.values()]
-        name = getattr(called, "__name__", "")
-        module = getattr(called, "__module__", None)
-        try:
-            answer = _ANSWERS.get(called)
-        except TypeError:
-            answer = None
-        if answer is not None:
-            return Known(answer)
-        if module == "builtins" and not isinstance(called, type):
-            return self._builtin(name, args, frame)
-        if name == "annotate" and module == "torch.jit":
-            return args[1]
-        owner = (module or "torch").partition(".")[0]
-        if owner == "torch":
-            return self.torch_call(name, args, kwargs, frame)
-        if not frame.world.held_by(union(given)) and not _holds_module(given):
-            return VALUE if owner in ("math", "operator", "numpy", "functools", "itertools") else (
-                Abstract(frozenset({UNKNOWN}))
-            )  # fmt: skip
-        return self.unknown_call(given, frame)
-
-    def _builtin(self, name: str, args: Sequence[Value], frame: Frame) -> Value:
-        if name in ("isinstance", "hasattr", "callable") and isinstance(args[0], Known):
-            if isinstance(args[0].object, nn.Module) and isinstance(args[-1], Known):
-                check = {"isinstance": isinstance, "hasattr": hasattr}.get(name)
-                return Known(check(args[0].object, args[1].object)) if check else Known(True)
-            return VALUE
-        if name == "getattr" and isinstance(args[1], Known):
-            return self.attribute_of(args[0], str(args[1].object), frame)
-        if name == "len":
-            entries = self.entries_of(args[0])
-            if (
-                entries is None
-                and isinstance(args[0], Known)
-                and hasattr(args[0].object, "__len__")
-            ):
-                return Known(len(args[0].object))
-            return VALUE if entries is None else Known(len(entries))
-        if name in kinds.BUILTINS_OF_VALUES:
-            if name not in ("len", "isinstance", "id", "type"):
-                for value in args:
-                    self.read(value, frame)
-            return VALUE
-        if name in ("iter", "next", "reversed", "sorted"):
-            entries = self.entries_of(args[0])
-            if entries is not None and name == "reversed":
-                return Items(tuple(reversed(entries)))
-            return Abstract(args[0].storages | frame.world.contents(args[0].storages))
-        if name in kinds.BUILTINS_OF_NUMBERS:
-            for value in args:
-                self.read(value, frame)
-            found = union(args)
-            return (
-                Abstract(frame.world.contents(found) | found | {self.new(frame)})
-                if found
-                else VALUE
-            )
-        return self.unknown_call(args, frame)
-
-    def _construct(
-        self, cls: type, args: Sequence[Value], kwargs: dict[str, Value], frame: Frame
-    ) -> Value:
-        """Make an object: a container of what it is given."""
-        given = [*args, *kwargs.values()]
-        if cls in (list, tuple, set, frozenset, dict, enumerate, zip, reversed, range):
-            return self._container(cls, args, kwargs, frame)
-        if cls.__name__ in kinds.BUILTINS_OF_VALUES and cls.__module__ == "builtins":
-            return self._builtin(cls.__name__, args, frame)
-        if issubclass(cls, BaseException) or cls is torch.Size:
-            return VALUE
-        if issubclass(cls, Tensor):
-            return self.torch_call("clone_perhaps", args, kwargs, frame)
-        plain = (
-            is_foreign(_file_of(cls))
-            or issubclass(cls, tuple)
-            or hasattr(cls, "__dataclass_fields__")
-        )
-        if not plain or _holds_module(given):
-            init = getattr(cls, "__init__", None)
-            if isinstance(init, FunctionType) and not _holds_module(given):
-                made = self.container(union(given), frame)
-                self.call_function(init, [made, *args], kwargs, frame)
-                return made
-            return self.unknown_call(given, frame)
-        return self.container(union(given), frame)
-
-    def _container(
-        self, cls: type, args: Sequence[Value], kwargs: dict[str, Value], frame: Frame
-    ) -> Value:
-        given = [*args, *kwargs.values()]
-        lists = [self.entries_of(value) for value in given]
-        if cls is range:
-            return self._range(args)
-        if given and all(entries is not None for entries in lists):
-            known = [entries or [] for entries in lists]
-            if cls is zip:
-                return Items(tuple(Items(tuple(row)) for row in zip(*known, strict=False)))
-            if cls is enumerate:
-                return Items(tuple(Items((Known(i), e)) for i, e in enumerate(known[0])))
-            if cls is reversed:
-                return Items(tuple(reversed(known[0])))
-            if cls in (tuple, list) and all(isinstance(e, Known) for e in known[0]):
-                return Items(tuple(known[0]))
-        held = frame.world.contents(union(given)) | (NOTHING if cls is not dict else union(given))
-        if cls in (zip, enumerate) and len(given) and any(entries is not None for entries in lists):
-            rows = next(entries for entries in lists if entries is not None)
-            if cls is zip:  # of modules and tensors: the modules tell how many rows there are
-                return Items(
-                    tuple(
-                        Items(
-                            tuple(
-                                lists[j][i] if lists[j] is not None and i < len(lists[j])
-                                else Abstract(frame.world.contents(given[j].storages))
-                                for j in range(len(given))
-                            )
-                        )
-                        for i in range(len(rows))
-                    )
-                )  # fmt: skip
-        return self.container(held, frame)
-
-    @staticmethod
-    def _range(args: Sequence[Value]) -> Value:
-        numbers = [a.object for a in args if isinstance(a, Known) and isinstance(a.object, int)]
-        return Known(range(*numbers)) if len(numbers) == len(args) and args else VALUE
-
-    def _method_of_object(
-        self, holder: Known, name: str, arguments: Arguments, frame: Frame
-    ) -> Value | None:
-        """A method of a number, a string or a container that exists already."""
-        known, given = holder.object, [*arguments[0], *arguments[1].values()]
-        if isinstance(known, dict) and name in ("items", "keys", "values"):
-            return Known(list(getattr(known, name)()))
-        if isinstance(known, dict) and name == "get" and given and isinstance(given[0], Known):
-            return Known(known.get(given[0].object))
-        if isinstance(known, str | int | float | bool | list | tuple | dict | range | torch.Size):
-            if isinstance(known, list | dict) and name in kinds.CONTAINER_WRITERS:
-                frame.world.put(frozenset({STATE}), union(given))
-                return VALUE
-            return Abstract(holder.storages | union(given))
-        return None
-
     # -- torch --------------------------------------------------------------------------
-
-    def _method(self, holder: Value, name: str, arguments: Arguments, frame: Frame) -> Value:
-        """A method of a tensor, or of a container."""
-        args, kwargs = arguments
-        given = [*args, *kwargs.values()]
-        containers = frozenset(s for s in holder.storages if frame.world.is_container(s))
-        if name in kinds.CONTAINER_WRITERS:
-            held = holder.storages or frozenset({UNKNOWN})
-            inner = union(given)
-            if name in ("extend", "update"):
-                inner |= frame.world.contents(inner)
-            frame.world.put(held, inner)
-            return (
-                Abstract(inner | frame.world.contents(holder.storages))
-                if name == "setdefault"
-                else VALUE
-            )
-        if isinstance(holder, Named) and name in ("get", "pop") and given:
-            key = given[0].object if isinstance(given[0], Known) else None
-            return holder.entries.get(key, given[1] if len(given) > 1 else Known(None))
-        if name in kinds.CONTAINER_READERS and (containers or isinstance(holder, Items | Named)):
-            return Abstract(frame.world.contents(holder.storages) | holder.storages | union(given))
-        if containers and containers == holder.storages and name not in kinds.VIEWS:
-            if name in ("add", "discard", "clear", "remove", "sort", "reverse"):
-                frame.world.put(containers, union(given))
-                return VALUE
-        if not holder.storages and not union(given):
-            return VALUE if not isinstance(holder, Items | Named) else holder
-        return self.torch_call(name, [holder, *args], kwargs, frame)
-
-    def torch_call(
-        self, name: str, args: Sequence[Value], kwargs: dict[str, Value], frame: Frame
-    ) -> Value:
-        """An operator of torch, by its name."""
-        given = [*args, *kwargs.values()]
-        if name in kinds.SILENT or name == "_assert":
-            return VALUE
-        if name in kinds.NUMBERS:
-            for value in given:
-                self.read(value, frame)
-            return VALUE
-        if name in kinds.FACTORIES:
-            new = self.new(frame)
-            frame.world.filled.add(new)
-            return Abstract(frozenset({new}))
-        if name in kinds.VIEWS and args:
-            return Abstract(frame.world.contents(args[0].storages))
-        for value in given:
-            self.read(value, frame)
-        new = self.new(frame)
-        if name in kinds.DROPOUT_FUNCTIONS and args:
-            return Abstract(self.perhaps(frozenset({new}), args[0].storages, None, frame))
-        if kinds.is_fresh(name):
-            return Abstract(frozenset({new}))
-        if name in kinds.PERHAPS_COPIES or name == "clone_perhaps":
-            return Abstract(frame.world.held_by(union(given)) | {new})
-        if not union(given) and not _holds_module(given):
-            return Abstract(frozenset({new}))  # a switch, a generator, a dtype
-        return self.unknown_call(given, frame)
 
 
 def _is_super(node: ast.expr) -> bool:
     return (
         isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
     )
-
-
-def _holds_module(values: Sequence[Value]) -> bool:
-    return any(
-        isinstance(value, Closure | Method)
-        or (
-            isinstance(value, Known)
-            and isinstance(value.object, nn.Module | FunctionType | list | dict)
-        )
-        for value in values
-    )
-
-
-def _file_of(cls: type) -> str:
-    import sys
-
-    return getattr(sys.modules.get(cls.__module__), "__file__", None) or ""

@@ -3,17 +3,15 @@
 import ast
 import builtins
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from safemodules.mutation.found import FoundSite
-from safemodules.mutation.liveness.calls import Calls
+from safemodules.mutation.liveness.displays import Displays
 from safemodules.mutation.liveness.frame import Frame
-from safemodules.mutation.liveness.kinds import SILENT, VIEWS
+from safemodules.mutation.liveness.kinds import SILENT
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
     NOTHING,
@@ -27,13 +25,11 @@ from safemodules.mutation.liveness.values import (
     Method,
     Named,
     Value,
-    holds_tensor,
     merged,
     union,
 )
 from safemodules.mutation.liveness.world import join
-from safemodules.mutation.resolution import is_foreign, mangled, static_attribute
-from safemodules.mutation.sites import SiteKind
+from safemodules.mutation.resolution import mangled, static_attribute
 
 _MISSING = static_attribute(nn.Identity(), "no such attribute")
 _BINARY: dict[type, Callable[..., Any]] = {
@@ -55,7 +51,7 @@ _COMPARISONS: dict[type, Callable[..., Any]] = {
 _PLAIN = (int, float, str, bool, type(None), complex)
 
 
-class Expressions(Calls):
+class Expressions(Displays):
     """Evaluates expressions over abstract values."""
 
     def evaluate(self, node: ast.expr, frame: Frame) -> Value:
@@ -73,14 +69,13 @@ class Expressions(Calls):
             inner = self.test(node.operand, frame)
             return None if inner is None else not inner
         if isinstance(node, ast.BoolOp):
-            stops, answer = isinstance(node.op, ast.Or), not isinstance(node.op, ast.Or)
-            unknown = False
-            for value in node.values:
-                found = self.test(value, frame)
+            stops, unknown = isinstance(node.op, ast.Or), False
+            for operand in node.values:
+                found = self.test(operand, frame)
                 if found is stops:
                     return stops
                 unknown = unknown or found is None
-            return None if unknown else answer
+            return None if unknown else not stops
         value = self.evaluate(node, frame)
         self.read(value, frame)
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot):
@@ -163,6 +158,10 @@ class Expressions(Calls):
 
     def operator(self, operands: Sequence[Value], frame: Frame) -> Value:
         """The result of an operator: new memory; or a list, which holds what its parts held."""
+        if any(self.is_container(operand, frame) for operand in operands):
+            held = frame.world.contents(union(operands))
+            held |= union(operand for operand in operands if isinstance(operand, Items))
+            return self.container(held, frame)
         for operand in operands:
             self.read(operand, frame)
         if all(isinstance(o, Known) and isinstance(o.object, _PLAIN) for o in operands):
@@ -173,8 +172,6 @@ class Expressions(Calls):
         inner = NOTHING.union(
             *(frame.world.contents(frozenset({s})) for s in storages if frame.world.is_container(s))
         )
-        if any(isinstance(operand, Items | Named) for operand in operands):
-            inner |= storages
         return Abstract(frozenset({self.new(frame)}) | inner)
 
     def _unary(self, node: ast.UnaryOp, frame: Frame) -> Value:
@@ -188,9 +185,9 @@ class Expressions(Calls):
         if isinstance(node.ops[0], ast.Is | ast.IsNot):
             first, second = operands[0], operands[1]
             if isinstance(second, Known) and second.object is None:
-                known = _is_none(first)
-                if known is not None:
-                    self.none_ness = known == isinstance(node.ops[0], ast.Is)
+                is_none = _is_none(first)
+                if is_none is not None:
+                    self.none_ness = is_none == isinstance(node.ops[0], ast.Is)
             return VALUE
         if isinstance(node.ops[0], ast.In | ast.NotIn):
             return VALUE
@@ -235,266 +232,11 @@ class Expressions(Calls):
                 self.read(self.evaluate(part.value, frame), frame)
         return VALUE
 
-    # -- containers ---------------------------------------------------------------------
-
-    def _tuple(self, node: ast.Tuple, frame: Frame) -> Value:
-        entries: list[Value] = []
-        for element in node.elts:
-            if isinstance(element, ast.Starred):
-                value = self.evaluate(element.value, frame)
-                inner = self.entries_of(value)
-                if inner is None:
-                    return Abstract(self._rest(node, entries, value, frame))
-                entries += inner
-            else:
-                entries.append(self.evaluate(element, frame))
-        return Items(tuple(entries))
-
-    def _rest(
-        self, node: ast.Tuple | ast.List, entries: list[Value], value: Value, frame: Frame
-    ) -> frozenset[int]:
-        found = union(entries) | frame.world.contents(value.storages) | value.storages
-        for element in node.elts[len(entries) + 1 :]:
-            inner = element.value if isinstance(element, ast.Starred) else element
-            found |= self.evaluate(inner, frame).storages
-        return found
-
-    def _list(self, node: ast.List, frame: Frame) -> Value:
-        made = self._tuple(ast.Tuple(node.elts, node.ctx), frame)
-        entries = made.entries if isinstance(made, Items) else None
-        if entries and all(
-            isinstance(e, Known) and isinstance(e.object, nn.Module) for e in entries
-        ):
-            return Known([e.object for e in entries if isinstance(e, Known)])
-        return self.container(made.storages, frame)
-
-    def container(self, held: frozenset[int], frame: Frame) -> Value:
-        """A new list, dict or set."""
-        cell = self.numbers.new()
-        frame.world.heap[cell] = held
-        return Abstract(frozenset({cell}))
-
-    def _dict(self, node: ast.Dict, frame: Frame) -> Value:
-        held: frozenset[int] = NOTHING
-        for key, value in zip(node.keys, node.values, strict=True):
-            inner = self.evaluate(value, frame)
-            held |= inner.storages if key is not None else frame.world.contents(inner.storages)
-            if key is not None:
-                self.evaluate(key, frame)
-        return self.container(held, frame)
-
-    def _set(self, node: ast.Set, frame: Frame) -> Value:
-        return self.container(union([self.evaluate(e, frame) for e in node.elts]), frame)
-
-    def _subscript(self, node: ast.Subscript, frame: Frame) -> Value:
-        value = self.evaluate(node.value, frame)
-        if isinstance(node.slice, ast.Slice):
-            part = self._part_of(value, node.slice, frame)
-            if part is not None:
-                return part
-        key = self.evaluate(node.slice, frame)
-        self.read(key, frame)
-        return self.entry_of(value, key, frame)
-
-    def _part_of(self, value: Value, node: ast.Slice, frame: Frame) -> Value | None:
-        """``value[i:j]`` of entries that are known one by one."""
-        entries = self.entries_of(value)
-        bounds = [
-            Known(None) if part is None else self.evaluate(part, frame)
-            for part in (node.lower, node.upper, node.step)
-        ]
-        known = [bound.object for bound in bounds if isinstance(bound, Known)]
-        if entries is None or len(known) < len(bounds):
-            return None
-        found = entries[slice(*known)]
-        if isinstance(value, Known) and not holds_tensor(value.object):
-            return Known([entry.object for entry in found if isinstance(entry, Known)])
-        return Items(tuple(found))
-
-    def entry_of(self, value: Value, key: Value, frame: Frame) -> Value:
-        """``value[key]``."""
-        index = key.object if isinstance(key, Known) else None
-        entries = self.entries_of(value)
-        if entries is not None and isinstance(index, int) and -len(entries) <= index < len(entries):
-            return entries[index]
-        if isinstance(value, Named) and index in value.entries:
-            return value.entries[index]
-        if isinstance(value, Known):
-            if isinstance(value.object, nn.ModuleDict | dict) and index in value.object:
-                return Known(value.object[index])
-            if isinstance(value.object, nn.Module):
-                raise UnsupportedError("a module is chosen at run time")
-            return Abstract(value.storages)
-        if isinstance(value, Items):
-            return Abstract(value.storages)
-        storages = value.storages
-        tensors = frozenset(s for s in storages if not frame.world.is_container(s))
-        if tensors and not isinstance(key, Known) and key.storages:
-            # by a mask or by indices: a copy
-            self.read(Abstract(tensors), frame)
-            return Abstract(frame.world.contents(storages) | {self.new(frame)})
-        return Abstract(frame.world.contents(storages))
-
-    def _slice(self, node: ast.Slice, frame: Frame) -> Value:
-        for part in (node.lower, node.upper, node.step):
-            if part is not None:
-                self.read(self.evaluate(part, frame), frame)
-        return VALUE
-
-    def element_of(self, value: Value, frame: Frame) -> Value:
-        """One of what iteration gives."""
-        return Abstract(frame.world.contents(value.storages))
-
-    def entries_of(self, value: Value) -> list[Value] | None:
-        """What iteration gives, where that is known one by one."""
-        if isinstance(value, Items):
-            return list(value.entries)
-        if isinstance(value, Known):
-            known = value.object
-            if isinstance(known, nn.ModuleDict):
-                return [Known(key) for key in known]
-            if isinstance(known, nn.Sequential | nn.ModuleList | nn.ParameterList):
-                return [Known(entry) for entry in known]
-            if isinstance(known, list | tuple | range) and len(known) <= 4096:
-                return [Known(entry) for entry in known]
-            if isinstance(known, dict):
-                return [Known(key) for key in known]
-        return None
-
-    def _comprehension(self, node: Any, frame: Frame) -> Value:
-        outer = dict(frame.names)
-        held: set[int] = set()
-        entries: list[Value] | None = [] if isinstance(node, ast.ListComp) else None
-
-        def run(generators: list[ast.comprehension]) -> None:
-            nonlocal entries
-            if not generators:
-                elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-                values = [self.evaluate(element, frame) for element in elements]
-                held.update(union(values))
-                if entries is not None:
-                    entries.append(values[0])
-                return
-            generator = generators[0]
-            iterated = self.evaluate(generator.iter, frame)
-            known = self.entries_of(iterated)
-            rounds = known
-            if rounds is None:
-                self.rounds += 1
-                rounds = [self.element_of(iterated, frame)] * 2
-                entries = None
-            for entry in rounds:
-                self.store(generator.target, entry, frame)
-                for condition in generator.ifs:
-                    if self.test(condition, frame) is None:
-                        entries = None
-                run(generators[1:])
-            if known is None:
-                self.rounds -= 1
-
-        run(node.generators)
-        bound = {
-            n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)
-        }
-        for name in bound:
-            frame.names.pop(name, None)
-            if name in outer:
-                frame.names[name] = outer[name]
-        if entries and all(
-            isinstance(e, Known) and isinstance(e.object, nn.Module) for e in entries
-        ):
-            return Known([e.object for e in entries if isinstance(e, Known)])
-        return self.container(frozenset(held), frame)
-
     def _lambda(self, node: ast.Lambda, frame: Frame) -> Value:
         return Closure(node, frame)
 
     def _starred(self, node: ast.Starred, frame: Frame) -> Value:
         raise UnsupportedError("a starred expression")
-
-    # -- stores -------------------------------------------------------------------------
-
-    def store(self, target: ast.expr, value: Value, frame: Frame) -> None:
-        """Bind a target."""
-        if isinstance(target, ast.Name):
-            frame.names[target.id] = value
-        elif isinstance(target, ast.Tuple | ast.List):
-            self._unpack(target.elts, value, frame)
-        elif isinstance(target, ast.Attribute):
-            holder = self.evaluate(target.value, frame)
-            if isinstance(holder, Known) and isinstance(holder.object, nn.Module):
-                name = mangled(target.attr, frame.reached.context.class_name)
-                frame.world.attributes[id(holder.object), name] = value
-                frame.world.put(frozenset({STATE}), value.storages)
-            else:
-                held = holder.storages or frozenset({UNKNOWN})
-                frame.world.put(held, value.storages)
-        elif isinstance(target, ast.Subscript):
-            self._store_item(target, value, frame)
-        elif isinstance(target, ast.Starred):
-            self.store(target.value, self.container(value.storages, frame), frame)
-        else:
-            raise UnsupportedError("a target of an assignment")
-
-    def _unpack(self, targets: Sequence[ast.expr], value: Value, frame: Frame) -> None:
-        entries = self.entries_of(value)
-        starred = any(isinstance(target, ast.Starred) for target in targets)
-        if entries is not None and len(entries) == len(targets) and not starred:
-            for target, entry in zip(targets, entries, strict=True):
-                self.store(target, entry, frame)
-            return
-        element = Abstract(frame.world.contents(value.storages))
-        for target in targets:
-            self.store(target, element, frame)
-
-    def _store_item(self, target: ast.Subscript, value: Value, frame: Frame) -> None:
-        site = self.site_at(target, frame)
-        holder = self.evaluate(target.value, frame)
-        self.read(self.evaluate(target.slice, frame), frame)
-        storages = holder.storages
-        containers = frozenset(s for s in storages if frame.world.is_container(s))
-        tensors = storages - containers
-        if containers or not tensors:
-            frame.world.put(containers or frozenset({UNKNOWN}), value.storages)
-        if not tensors:
-            return
-        self.read(value, frame)
-        if tensors & {STATE, UNKNOWN} or site is None:
-            frame.world.put(tensors, value.storages)  # perhaps a container
-        new = self.write(site, tensors, frame)
-        if new is not None and site is not None:
-            self.rebind(site, new, containers, frame)
-
-    def augmented(self, node: ast.AugAssign, frame: Frame) -> None:
-        """``target op= value``."""
-        value = self.evaluate(node.value, frame)
-        old = self.evaluate(node.target, frame)
-        if isinstance(old, Known) and isinstance(old.object, _PLAIN):
-            result = self.operator([old, value], frame)
-            self.store_plainly(node.target, result, frame)
-            return
-        self.read(value, frame)
-        self.read(old, frame)
-        containers = frozenset(s for s in old.storages if frame.world.is_container(s))
-        frame.world.put(containers, frame.world.contents(value.storages))
-        if isinstance(old, Items):
-            self.store_plainly(node.target, Abstract(old.storages | value.storages), frame)
-            return
-        tensors = old.storages - containers
-        if not old.storages:  # a number, perhaps plus a tensor
-            self.store_plainly(node.target, self.operator([old, value], frame), frame)
-        elif tensors:
-            site = self.site_at(node, frame)
-            new = self.write(site, tensors, frame)
-            if new is not None and site is not None:
-                self.rebind(site, new, containers, frame)
-
-    def store_plainly(self, target: ast.expr, value: Value, frame: Frame) -> None:
-        """Bind the target of an augmented assignment that overwrites no tensor."""
-        if isinstance(target, ast.Name):
-            frame.names[target.id] = value
-        elif value.storages:
-            self.store(target, value, frame)
 
 
 def _computed(operator: Callable[..., Any] | None, *operands: Value) -> Value | None:
@@ -543,4 +285,3 @@ _EXPRESSIONS: dict[type, Callable[..., Value]] = {
     ast.Starred: Expressions._starred,
     ast.Call: Expressions.call,
 }
-__all__ = ["VIEWS", "Expressions", "FoundSite", "Iterable", "SiteKind", "is_foreign", "torch"]

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Sequence
 from types import FunctionType
 from typing import Any
 
-from torch import nn
-
 from safemodules.mutation.liveness.expressions import Expressions
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.unsupported import UnsupportedError
@@ -28,8 +26,6 @@ from safemodules.mutation.liveness.values import (
     Known,
     Named,
     Value,
-    merged,
-    union,
 )
 from safemodules.mutation.liveness.world import World, join, shape_of
 
@@ -85,8 +81,8 @@ class Interpreter(Expressions):
         ends = list(frame.returns)
         if frame.alive:
             ends.append((Known(None), frame.names, frame.world))
-        if not ends:  # it always raises
-            return VALUE, frame.world
+        if not ends:  # more likely something is not understood than that it always raises
+            raise UnsupportedError("it does not return")
         value, names, world = ends[0]
         for other_value, other_names, other in ends[1:]:
             mine = {**names, "return": value}
@@ -169,7 +165,7 @@ class Interpreter(Expressions):
     def _raise(self, node: ast.Raise, frame: Frame) -> None:
         frame.alive = False
 
-    def _assert(self, node: ast.Assert, frame: Frame) -> None:
+    def _claim(self, node: ast.Assert, frame: Frame) -> None:
         self.test(node.test, frame)
 
     def _delete(self, node: ast.Delete, frame: Frame) -> None:
@@ -342,7 +338,7 @@ _STATEMENTS: dict[type, Any] = {
     ast.AugAssign: Interpreter.augmented,
     ast.Return: Interpreter._return,
     ast.Raise: Interpreter._raise,
-    ast.Assert: Interpreter._assert,
+    ast.Assert: Interpreter._claim,
     ast.Delete: Interpreter._delete,
     ast.If: Interpreter._if,
     ast.For: Interpreter._for,
@@ -353,4 +349,3 @@ _STATEMENTS: dict[type, Any] = {
     ast.Try: Interpreter._try,
     ast.FunctionDef: Interpreter._define,
 }
-__all__ = ["Interpreter", "merged", "nn", "union"]

@@ -61,6 +61,52 @@ class Run:
         self.assigned = _assigned_attributes(reach)
         self._sites: dict[FunctionType, Mapping[int, FoundSite]] = {}
 
+    # -- what the classes built on this one do -------------------------------------------
+
+    def evaluate(self, node: ast.expr, frame: Frame) -> Value:
+        """The value of an expression; sites in it are noted."""
+        raise NotImplementedError
+
+    def test(self, node: ast.expr, frame: Frame) -> bool | None:
+        """Whether a condition holds, where that is known."""
+        raise NotImplementedError
+
+    def attribute_of(self, holder: Value, attr: str, frame: Frame) -> Value:
+        """An attribute of a value."""
+        raise NotImplementedError
+
+    def operator(self, operands: Sequence[Value], frame: Frame) -> Value:
+        """The result of an operator."""
+        raise NotImplementedError
+
+    def call_function(
+        self,
+        function: FunctionType,
+        args: Sequence[Value],
+        kwargs: dict[str, Value],
+        frame: Frame,
+        holder: Any = None,
+    ) -> Value:
+        """Call a function."""
+        raise NotImplementedError
+
+    def run_function(
+        self,
+        function: FunctionType,
+        args: Sequence[Value],
+        kwargs: dict[str, Value],
+        world: World,
+        holder: Any = None,
+    ) -> tuple[Value, World]:
+        """Run a function's text."""
+        raise NotImplementedError
+
+    def run_closure(
+        self, closure: Closure, args: Sequence[Value], kwargs: dict[str, Value], world: World
+    ) -> tuple[Value, World]:
+        """Run a nested function's text."""
+        raise NotImplementedError
+
     # -- time and place -----------------------------------------------------------------
 
     def tick(self) -> None:
@@ -128,7 +174,8 @@ class Run:
             keys += [id(m) for m in self.running[-1:] if id(m) in self.flags]
         filled = bool(tensors) and tensors <= frame.world.filled
         self.filled[site.key] = filled and self.filled.get(site.key, True)
-        if not all([self._overwrite(key, tensors, frame) for key in keys]):
+        swapped = [self._overwrite(key, tensors, frame) for key in keys]  # each is noted
+        if not all(swapped):
             self.read(Abstract(tensors), frame)
             return None
         new = self.new(frame)

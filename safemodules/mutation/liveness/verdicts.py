@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from types import FunctionType
+from typing import Any
 
 from torch import nn
 
@@ -12,7 +13,7 @@ from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.interpreter import Interpreter
 from safemodules.mutation.liveness.run import Key
 from safemodules.mutation.liveness.unsupported import UnsupportedError
-from safemodules.mutation.liveness.values import STATE, UNKNOWN, Abstract, Known, Value
+from safemodules.mutation.liveness.values import STATE, UNKNOWN, Abstract, Value
 from safemodules.mutation.liveness.world import World
 from safemodules.mutation.reach import Reach
 
@@ -29,21 +30,25 @@ class Effect(Enum):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SiteVerdict:
     """What is known of a site from source alone.
 
     Attributes:
         effect: what a swap does.
         reason: who reads the old tensor, or why that is not known.
         filled: the site overwrites unread values of a factory only.
+        read: somebody reads the old tensor, on some path at least, or perhaps does.
     """
 
     effect: Effect
     reason: str = "nobody reads the old tensor afterwards"
     filled: bool = False
+    read: bool = False
 
 
-def find_verdicts(model: nn.Module, reach: Reach, flags: Iterable[nn.Module]) -> dict[Key, Verdict]:
+def find_verdicts(
+    model: nn.Module, reach: Reach, flags: Iterable[nn.Module]
+) -> dict[Key, SiteVerdict]:
     """Decide sites without running anything.
 
     Args:
@@ -58,7 +63,7 @@ def find_verdicts(model: nn.Module, reach: Reach, flags: Iterable[nn.Module]) ->
     """
     modules = {id(module): module for module in flags}
     sites = {s.key for run in reach.all() for s in run.findings.sites if s.obstacle is None}
-    verdicts: dict[Key, Verdict] = {}
+    verdicts: dict[Key, SiteVerdict] = {}
     for _ in range(_RUNS):
         run = _run(model, reach, modules.keys(), verdicts.keys())
         found = _not_neutral(run, reach, [*sites, *modules])
@@ -66,12 +71,12 @@ def find_verdicts(model: nn.Module, reach: Reach, flags: Iterable[nn.Module]) ->
         verdicts.update(news)
         if not news:
             neutral = {
-                key: Verdict(Effect.NEUTRAL, filled=run.filled.get(key, False))
+                key: SiteVerdict(Effect.NEUTRAL, filled=run.filled.get(key, False))
                 for key in [*sites, *modules]
                 if key not in verdicts
             }
             return {**neutral, **verdicts}
-    gave_up = Verdict(Effect.UNKNOWN, "the analysis has found no end")
+    gave_up = SiteVerdict(Effect.UNKNOWN, "the analysis has found no end")
     return {key: verdicts.get(key, gave_up) for key in [*sites, *modules]}
 
 
@@ -80,21 +85,19 @@ def _run(
 ) -> Interpreter:
     """One abstract run of the whole forward, with some sites left in place."""
     run = Interpreter(reach, flags, kept)
-    forward = getattr(user_class_of(type(model)), "forward", None)
-    world = World()
+    forward: Any = getattr(user_class_of(type(model)), "forward", None)
     inputs = run.numbers.new()
-    given = Abstract(frozenset({inputs}))
-    any_run = next(reach.all(), None)
-    frame = Frame(any_run, {}, world, 0) if any_run is not None else None
+    given: Value = Abstract(frozenset({inputs}))
+    caller: Any = next(reach.all(), None)  # whose text is not looked at
+    frame = Frame(caller, {}, World(), 0)
+    args, kwargs = [given], {}
+    if isinstance(forward, FunctionType):
+        code = forward.__code__
+        args *= max(1, code.co_argcount - 1)
+        names = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
+        kwargs = dict.fromkeys(names, given)
     try:
-        if frame is None or not isinstance(forward, FunctionType):
-            value = _plain(run, model, given, world)
-            frame = frame or Frame(None, {}, world, 0)  # type: ignore[arg-type]
-        else:
-            code = forward.__code__
-            names = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
-            args: list[Value] = [given] * max(1, code.co_argcount - 1)
-            value = run.call_module(model, args, dict.fromkeys(names, given), frame)
+        value = run.call_module(model, args, kwargs, frame)
     except UnsupportedError as reason:
         run.opaque_module(model, str(reason))
         for function in reach.functions:
@@ -112,27 +115,21 @@ def _run(
     return run
 
 
-def _plain(run: Interpreter, model: nn.Module, given: Abstract, world: World) -> Abstract:
-    """A model whose forward is torch's own: a Sequential, or a single layer."""
-    frame = Frame(None, {}, world, 0)  # type: ignore[arg-type]  # no function of the user
-    value = run.call_module(model, [given], {}, frame)
-    return Abstract(value.storages)
-
-
-def _not_neutral(run: Interpreter, reach: Reach, keys: Iterable[Key]) -> dict[Key, Verdict]:
-    found: dict[Key, Verdict] = {}
+def _not_neutral(run: Interpreter, reach: Reach, keys: Iterable[Key]) -> dict[Key, SiteVerdict]:
+    found: dict[Key, SiteVerdict] = {}
     hidden = _hidden(run, reach)
     for key in keys:
         if key in run.unknown:
-            found[key] = Verdict(Effect.UNKNOWN, run.unknown[key])
+            found[key] = SiteVerdict(Effect.UNKNOWN, run.unknown[key])
         elif key in hidden:
-            found[key] = Verdict(Effect.UNKNOWN, hidden[key])
+            found[key] = SiteVerdict(Effect.UNKNOWN, hidden[key])
         elif key in run.readers:
             reader, sure = run.readers[key]
             effect = Effect.LOAD_BEARING if sure else Effect.UNKNOWN
-            found[key] = Verdict(effect, reader if sure else f"perhaps {reader}")
+            reason = reader if sure else f"perhaps {reader}"
+            found[key] = SiteVerdict(effect, reason, read=True)
         elif key not in run.ran:
-            found[key] = Verdict(Effect.UNREACHED, "it does not run as the modules are set now")
+            found[key] = SiteVerdict(Effect.UNREACHED, "it does not run as the modules are set now")
     return found
 
 
@@ -169,6 +166,3 @@ def _hidden(run: Interpreter, reach: Reach) -> dict[Key, str]:
             for site in reached.findings.sites:
                 hidden.setdefault(site.key, functions[reached.function])
     return hidden
-
-
-__all__ = ["Effect", "Known", "Verdict", "find_verdicts"]

@@ -76,7 +76,7 @@ class World:
         """What an element of some value may be: of a tensor a view, of a container an entry."""
         found: set[int] = set()
         for storage in storages:
-            found |= self.heap.get(storage, ()) if self.is_container(storage) else {storage}
+            found |= self.heap[storage] if self.is_container(storage) else {storage}
             if storage in (STATE, UNKNOWN):
                 found |= self.heap.get(storage, NOTHING)
         return frozenset(found)
@@ -142,11 +142,9 @@ def join(
         _apart(first, second, numbers),
         _apart(second, first, numbers),
     )
-    env = {
-        name: merged(names[name], other_names[name]) if name in names and name in other_names
-        else names.get(name, other_names.get(name))
-        for name in {**names, **other_names}
-    }  # fmt: skip
+    env = {**other_names, **names}
+    for name in names.keys() & other_names.keys():
+        env[name] = merged(names[name], other_names[name])
     if any(len(value.storages) > _MOST for value in env.values()):
         raise UnsupportedError("a name may stand for too many tensors")
     result = World(
@@ -163,7 +161,7 @@ def join(
         result.attributes[key] = merged(base, value)
     for key in world.attributes.keys() - other.attributes.keys():
         result.attributes[key] = merged(world.attributes[key], Abstract(frozenset({STATE})))
-    return env, result  # type: ignore[return-value]
+    return env, result
 
 
 def shape_of(names: dict[str, Value], world: World, first: int) -> Any:

@@ -1,0 +1,98 @@
+"""Containers of an abstract run: what they hold, and what their entries may be."""
+
+import ast
+from typing import Any
+
+from torch import nn
+
+from safemodules.mutation.liveness.frame import Frame
+from safemodules.mutation.liveness.run import Run
+from safemodules.mutation.liveness.unsupported import UnsupportedError
+from safemodules.mutation.liveness.values import (
+    Abstract,
+    Items,
+    Known,
+    Named,
+    Value,
+    holds_tensor,
+)
+
+
+class Containers(Run):
+    """Makes containers and looks into them."""
+
+    def _part_of(self, value: Value, node: ast.Slice, frame: Frame) -> Value | None:
+        """``value[i:j]`` of entries that are known one by one."""
+        entries = self.entries_of(value)
+        bounds = [
+            Known(None) if part is None else self.evaluate(part, frame)
+            for part in (node.lower, node.upper, node.step)
+        ]
+        known = [bound.object for bound in bounds if isinstance(bound, Known)]
+        if entries is None or len(known) < len(bounds):
+            return None
+        found = entries[slice(*known)]
+        if isinstance(value, Known) and not holds_tensor(value.object):
+            return Known([entry.object for entry in found if isinstance(entry, Known)])
+        return Items(tuple(found))
+
+    def entry_of(self, value: Value, key: Value, frame: Frame) -> Value:
+        """``value[key]``."""
+        index = key.object if isinstance(key, Known) else None
+        entries = self.entries_of(value)
+        if entries is not None and isinstance(index, int) and -len(entries) <= index < len(entries):
+            return entries[index]
+        if isinstance(value, Named) and index in value.entries:
+            return value.entries[index]
+        if isinstance(value, Known):
+            mapping: Any = value.object
+            if isinstance(mapping, nn.ModuleDict | dict) and index in mapping:
+                found: Any = mapping
+                return Known(found[index])
+            if isinstance(value.object, nn.Module):
+                raise UnsupportedError("a module is chosen at run time")
+            return Abstract(value.storages)
+        if isinstance(value, Items):
+            return Abstract(value.storages)
+        storages = value.storages
+        tensors = frozenset(s for s in storages if not frame.world.is_container(s))
+        if tensors and not isinstance(key, Known) and key.storages:
+            # by a mask or by indices: a copy
+            self.read(Abstract(tensors), frame)
+            return Abstract(frame.world.contents(storages) | {self.new(frame)})
+        return Abstract(frame.world.contents(storages))
+
+    def is_container(self, value: Value, frame: Frame) -> bool:
+        """Whether a value is surely a list, a tuple or a dict, and no tensor."""
+        if isinstance(value, Items):
+            return True
+        if isinstance(value, Known):
+            return isinstance(value.object, list | tuple | dict)
+        storages = value.storages
+        return bool(storages) and all(map(frame.world.is_container, storages))
+
+    def element_of(self, value: Value, frame: Frame) -> Value:
+        """One of what iteration gives."""
+        return Abstract(frame.world.contents(value.storages))
+
+    def entries_of(self, value: Value) -> list[Value] | None:
+        """What iteration gives, where that is known one by one."""
+        if isinstance(value, Items):
+            return list(value.entries)
+        if isinstance(value, Known):
+            known = value.object
+            if isinstance(known, nn.ModuleDict):
+                return [Known(key) for key in known]
+            if isinstance(known, nn.Sequential | nn.ModuleList | nn.ParameterList):
+                return [Known(entry) for entry in known]
+            if isinstance(known, list | tuple | range) and len(known) <= 4096:
+                return [Known(entry) for entry in known]
+            if isinstance(known, dict):
+                return [Known(key) for key in known]
+        return None
+
+    def container(self, held: frozenset[int], frame: Frame) -> Value:
+        """A new list, dict or set."""
+        cell = self.numbers.new()
+        frame.world.heap[cell] = held
+        return Abstract(frozenset({cell}))

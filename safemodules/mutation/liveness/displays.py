@@ -1,0 +1,217 @@
+"""Lists, tuples, comprehensions, indices and targets of an abstract run."""
+
+import ast
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from safemodules.mutation.liveness.calls import Calls
+from safemodules.mutation.liveness.frame import Frame
+from safemodules.mutation.liveness.unsupported import UnsupportedError
+from safemodules.mutation.liveness.values import (
+    NOTHING,
+    STATE,
+    UNKNOWN,
+    VALUE,
+    Abstract,
+    Items,
+    Known,
+    Value,
+    union,
+)
+from safemodules.mutation.resolution import mangled
+
+_PLAIN = (int, float, str, bool, type(None), complex)
+
+
+class Displays(Calls):
+    """Evaluates containers, and binds targets."""
+
+    def _tuple(self, node: ast.Tuple, frame: Frame) -> Value:
+        entries: list[Value] = []
+        for element in node.elts:
+            if isinstance(element, ast.Starred):
+                value = self.evaluate(element.value, frame)
+                inner = self.entries_of(value)
+                if inner is None:
+                    return Abstract(self._rest(node, entries, value, frame))
+                entries += inner
+            else:
+                entries.append(self.evaluate(element, frame))
+        return Items(tuple(entries))
+
+    def _rest(
+        self, node: ast.Tuple | ast.List, entries: list[Value], value: Value, frame: Frame
+    ) -> frozenset[int]:
+        found = union(entries) | frame.world.contents(value.storages) | value.storages
+        for element in node.elts[len(entries) + 1 :]:
+            inner = element.value if isinstance(element, ast.Starred) else element
+            found |= self.evaluate(inner, frame).storages
+        return found
+
+    def _list(self, node: ast.List, frame: Frame) -> Value:
+        made = self._tuple(ast.Tuple(node.elts, node.ctx), frame)
+        entries = made.entries if isinstance(made, Items) else None
+        if entries and all(
+            isinstance(e, Known) and isinstance(e.object, nn.Module) for e in entries
+        ):
+            return Known([e.object for e in entries if isinstance(e, Known)])
+        return self.container(made.storages, frame)
+
+    def _dict(self, node: ast.Dict, frame: Frame) -> Value:
+        held: frozenset[int] = NOTHING
+        for key, value in zip(node.keys, node.values, strict=True):
+            inner = self.evaluate(value, frame)
+            held |= inner.storages if key is not None else frame.world.contents(inner.storages)
+            if key is not None:
+                self.evaluate(key, frame)
+        return self.container(held, frame)
+
+    def _set(self, node: ast.Set, frame: Frame) -> Value:
+        return self.container(union([self.evaluate(e, frame) for e in node.elts]), frame)
+
+    def _subscript(self, node: ast.Subscript, frame: Frame) -> Value:
+        value = self.evaluate(node.value, frame)
+        if isinstance(node.slice, ast.Slice):
+            part = self._part_of(value, node.slice, frame)
+            if part is not None:
+                return part
+        key = self.evaluate(node.slice, frame)
+        self.read(key, frame)
+        return self.entry_of(value, key, frame)
+
+    def _slice(self, node: ast.Slice, frame: Frame) -> Value:
+        for part in (node.lower, node.upper, node.step):
+            if part is not None:
+                self.read(self.evaluate(part, frame), frame)
+        return VALUE
+
+    def _comprehension(self, node: Any, frame: Frame) -> Value:
+        outer = dict(frame.names)
+        held: set[int] = set()
+        entries: list[Value] | None = [] if isinstance(node, ast.ListComp) else None
+
+        def run(generators: list[ast.comprehension]) -> None:
+            nonlocal entries
+            if not generators:
+                elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+                values = [self.evaluate(element, frame) for element in elements]
+                held.update(union(values))
+                if entries is not None:
+                    entries.append(values[0])
+                return
+            generator = generators[0]
+            iterated = self.evaluate(generator.iter, frame)
+            known = self.entries_of(iterated)
+            rounds = known
+            if rounds is None:
+                self.rounds += 1
+                rounds = [self.element_of(iterated, frame)] * 2
+                entries = None
+            for entry in rounds:
+                self.store(generator.target, entry, frame)
+                for condition in generator.ifs:
+                    if self.test(condition, frame) is None:
+                        entries = None
+                run(generators[1:])
+            if known is None:
+                self.rounds -= 1
+
+        run(node.generators)
+        bound = {
+            n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)
+        }
+        for name in bound:
+            frame.names.pop(name, None)
+            if name in outer:
+                frame.names[name] = outer[name]
+        if entries and all(
+            isinstance(e, Known) and isinstance(e.object, nn.Module) for e in entries
+        ):
+            return Known([e.object for e in entries if isinstance(e, Known)])
+        return self.container(frozenset(held), frame)
+
+    # -- targets ------------------------------------------------------------------------
+
+    def store(self, target: ast.expr, value: Value, frame: Frame) -> None:
+        """Bind a target."""
+        if isinstance(target, ast.Name):
+            frame.names[target.id] = value
+        elif isinstance(target, ast.Tuple | ast.List):
+            self._unpack(target.elts, value, frame)
+        elif isinstance(target, ast.Attribute):
+            holder = self.evaluate(target.value, frame)
+            if isinstance(holder, Known) and isinstance(holder.object, nn.Module):
+                name = mangled(target.attr, frame.reached.context.class_name)
+                frame.world.attributes[id(holder.object), name] = value
+                frame.world.put(frozenset({STATE}), value.storages)
+            else:
+                held = holder.storages or frozenset({UNKNOWN})
+                frame.world.put(held, value.storages)
+        elif isinstance(target, ast.Subscript):
+            self._store_item(target, value, frame)
+        elif isinstance(target, ast.Starred):
+            self.store(target.value, self.container(value.storages, frame), frame)
+        else:
+            raise UnsupportedError("a target of an assignment")
+
+    def _unpack(self, targets: Sequence[ast.expr], value: Value, frame: Frame) -> None:
+        entries = self.entries_of(value)
+        starred = any(isinstance(target, ast.Starred) for target in targets)
+        if entries is not None and len(entries) == len(targets) and not starred:
+            for target, entry in zip(targets, entries, strict=True):
+                self.store(target, entry, frame)
+            return
+        element = Abstract(frame.world.contents(value.storages))
+        for target in targets:
+            self.store(target, element, frame)
+
+    def _store_item(self, target: ast.Subscript, value: Value, frame: Frame) -> None:
+        site = self.site_at(target, frame)
+        holder = self.evaluate(target.value, frame)
+        self.read(self.evaluate(target.slice, frame), frame)
+        storages = holder.storages
+        containers = frozenset(s for s in storages if frame.world.is_container(s))
+        tensors = storages - containers
+        if containers or not tensors:
+            frame.world.put(containers or frozenset({UNKNOWN}), value.storages)
+        if not tensors:
+            return
+        self.read(value, frame)
+        if tensors & {STATE, UNKNOWN} or site is None:
+            frame.world.put(tensors, value.storages)  # perhaps a container
+        new = self.write(site, tensors, frame)
+        if new is not None and site is not None:
+            self.rebind(site, new, containers, frame)
+
+    def augmented(self, node: ast.AugAssign, frame: Frame) -> None:
+        """``target op= value``."""
+        value = self.evaluate(node.value, frame)
+        old = self.evaluate(node.target, frame)
+        if isinstance(old, Known) and isinstance(old.object, _PLAIN):
+            result = self.operator([old, value], frame)
+            self.store_plainly(node.target, result, frame)
+            return
+        self.read(value, frame)
+        self.read(old, frame)
+        containers = frozenset(s for s in old.storages if frame.world.is_container(s))
+        frame.world.put(containers, frame.world.contents(value.storages))
+        if isinstance(old, Items):
+            self.store_plainly(node.target, Abstract(old.storages | value.storages), frame)
+            return
+        tensors = old.storages - containers
+        if not old.storages:  # a number, perhaps plus a tensor
+            self.store_plainly(node.target, self.operator([old, value], frame), frame)
+        elif tensors:
+            site = self.site_at(node, frame)
+            new = self.write(site, tensors, frame)
+            if new is not None and site is not None:
+                self.rebind(site, new, containers, frame)
+
+    def store_plainly(self, target: ast.expr, value: Value, frame: Frame) -> None:
+        """Bind the target of an augmented assignment that overwrites no tensor."""
+        if isinstance(target, ast.Name):
+            frame.names[target.id] = value
+        elif value.storages:
+            self.store(target, value, frame)

@@ -1,0 +1,258 @@
+"""Functions of torch, of Python and of other libraries, in an abstract run."""
+
+import builtins
+import sys
+from collections.abc import Sequence
+from types import FunctionType
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from safemodules.mutation.liveness import kinds
+from safemodules.mutation.liveness.containers import Containers
+from safemodules.mutation.liveness.frame import Frame
+from safemodules.mutation.liveness.values import (
+    NOTHING,
+    STATE,
+    UNKNOWN,
+    VALUE,
+    Abstract,
+    Closure,
+    Items,
+    Known,
+    Method,
+    Named,
+    Value,
+    union,
+)
+from safemodules.mutation.resolution import is_foreign
+
+Arguments = tuple[list[Value], dict[str, Value]]
+_ANSWERS: dict[Any, bool] = {
+    torch.jit.is_scripting: False,  # type: ignore[attr-defined]  # they are public
+    torch.jit.is_tracing: False,  # type: ignore[attr-defined]
+    torch.compiler.is_compiling: False,
+}
+
+
+class Library(Containers):
+    """Calls what is known by its name."""
+
+    def foreign(
+        self, called: Any, args: Sequence[Value], kwargs: dict[str, Value], frame: Frame
+    ) -> Value:
+        """A function of torch, of Python or of another library."""
+        given = [*args, *kwargs.values()]
+        name = getattr(called, "__name__", "")
+        module = getattr(called, "__module__", None)
+        try:
+            answer = _ANSWERS.get(called)
+        except TypeError:
+            answer = None
+        if answer is not None:
+            return Known(answer)
+        if module == "builtins" and not isinstance(called, type):
+            return self._builtin(name, args, frame)
+        if name == "annotate" and module == "torch.jit":
+            return args[1]
+        owner = (module or "torch").partition(".")[0]
+        if owner == "torch":
+            return self.torch_call(name, args, kwargs, frame)
+        if not frame.world.held_by(union(given)) and not _holds_module(given):
+            return VALUE if owner in ("math", "operator", "numpy", "functools", "itertools") else (
+                Abstract(frozenset({UNKNOWN}))
+            )  # fmt: skip
+        return self.unknown_call(given, frame)
+
+    def _builtin(self, name: str, args: Sequence[Value], frame: Frame) -> Value:
+        if name in ("isinstance", "hasattr", "callable") and isinstance(args[0], Known):
+            if isinstance(args[0].object, nn.Module) and isinstance(args[-1], Known):
+                return Known(getattr(builtins, name)(*(a.object for a in args if _is_known(a))))
+            return VALUE
+        if name == "getattr" and isinstance(args[1], Known):
+            return self.attribute_of(args[0], str(args[1].object), frame)
+        if name == "len":
+            entries = self.entries_of(args[0])
+            if (
+                entries is None
+                and isinstance(args[0], Known)
+                and hasattr(args[0].object, "__len__")
+            ):
+                return Known(len(args[0].object))
+            return VALUE if entries is None else Known(len(entries))
+        if name in kinds.BUILTINS_OF_VALUES:
+            if name not in ("len", "isinstance", "id", "type"):
+                for value in args:
+                    self.read(value, frame)
+            return VALUE
+        if name in ("iter", "next", "reversed", "sorted"):
+            entries = self.entries_of(args[0])
+            if entries is not None and name == "reversed":
+                return Items(tuple(reversed(entries)))
+            return Abstract(args[0].storages | frame.world.contents(args[0].storages))
+        if name in kinds.BUILTINS_OF_NUMBERS:
+            for value in args:
+                self.read(value, frame)
+            found = union(args)
+            return (
+                Abstract(frame.world.contents(found) | found | {self.new(frame)})
+                if found
+                else VALUE
+            )
+        return self.unknown_call(args, frame)
+
+    def _construct(
+        self, cls: type, args: Sequence[Value], kwargs: dict[str, Value], frame: Frame
+    ) -> Value:
+        """Make an object: a container of what it is given."""
+        given = [*args, *kwargs.values()]
+        if cls in (list, tuple, set, frozenset, dict, enumerate, zip, reversed, range):
+            return self._container(cls, args, kwargs, frame)
+        if cls.__name__ in kinds.BUILTINS_OF_VALUES and cls.__module__ == "builtins":
+            return self._builtin(cls.__name__, args, frame)
+        if issubclass(cls, BaseException) or cls is torch.Size:
+            return VALUE
+        if issubclass(cls, Tensor):
+            return self.torch_call("clone_perhaps", args, kwargs, frame)
+        plain = (
+            is_foreign(_file_of(cls))
+            or issubclass(cls, tuple)
+            or hasattr(cls, "__dataclass_fields__")
+        )
+        if not plain or _holds_module(given):
+            init = getattr(cls, "__init__", None)
+            if isinstance(init, FunctionType) and not _holds_module(given):
+                made = self.container(union(given), frame)
+                self.call_function(init, [made, *args], kwargs, frame)
+                return made
+            return self.unknown_call(given, frame)
+        return self.container(union(given), frame)
+
+    def _container(
+        self, cls: type, args: Sequence[Value], kwargs: dict[str, Value], frame: Frame
+    ) -> Value:
+        given = [*args, *kwargs.values()]
+        lists = [self.entries_of(value) for value in given]
+        if cls is range:
+            return self._range(args)
+        if given and all(entries is not None for entries in lists):
+            known = [entries or [] for entries in lists]
+            if cls is zip:
+                return Items(tuple(Items(tuple(row)) for row in zip(*known, strict=False)))
+            if cls is enumerate:
+                return Items(tuple(Items((Known(i), e)) for i, e in enumerate(known[0])))
+            if cls is reversed:
+                return Items(tuple(reversed(known[0])))
+            if cls in (tuple, list) and all(isinstance(e, Known) for e in known[0]):
+                return Items(tuple(known[0]))
+        held = frame.world.contents(union(given)) | (NOTHING if cls is not dict else union(given))
+        if cls in (zip, enumerate) and len(given) and any(entries is not None for entries in lists):
+            rows = next(entries for entries in lists if entries is not None)
+            if cls is zip:  # of modules and tensors: the modules tell how many rows there are
+                entry = [Abstract(frame.world.contents(value.storages)) for value in given]
+                columns = [
+                    [known] * len(rows) if column is None else column
+                    for known, column in zip(entry, lists, strict=True)
+                ]
+                return Items(tuple(Items(tuple(row)) for row in zip(*columns, strict=False)))
+        return self.container(held, frame)
+
+    @staticmethod
+    def _range(args: Sequence[Value]) -> Value:
+        numbers = [a.object for a in args if isinstance(a, Known) and isinstance(a.object, int)]
+        return Known(range(*numbers)) if len(numbers) == len(args) and args else VALUE
+
+    def method_of_object(
+        self, holder: Known, name: str, arguments: Arguments, frame: Frame
+    ) -> Value | None:
+        """A method of a number, a string or a container that exists already."""
+        known, given = holder.object, [*arguments[0], *arguments[1].values()]
+        if isinstance(known, dict) and name in ("items", "keys", "values"):
+            return Known(list(getattr(known, name)()))
+        if isinstance(known, dict) and name == "get" and given and isinstance(given[0], Known):
+            return Known(known.get(given[0].object))
+        if isinstance(known, str | int | float | bool | list | tuple | dict | range | torch.Size):
+            if isinstance(known, list | dict) and name in kinds.CONTAINER_WRITERS:
+                frame.world.put(frozenset({STATE}), union(given))
+                return VALUE
+            return Abstract(holder.storages | union(given))
+        return None
+
+    def method(self, holder: Value, name: str, arguments: Arguments, frame: Frame) -> Value:
+        """A method of a tensor, or of a container."""
+        args, kwargs = arguments
+        given = [*args, *kwargs.values()]
+        containers = frozenset(s for s in holder.storages if frame.world.is_container(s))
+        if name in kinds.CONTAINER_WRITERS:
+            held = holder.storages or frozenset({UNKNOWN})
+            inner = union(given)
+            if name in ("extend", "update"):
+                inner |= frame.world.contents(inner)
+            frame.world.put(held, inner)
+            return (
+                Abstract(inner | frame.world.contents(holder.storages))
+                if name == "setdefault"
+                else VALUE
+            )
+        if isinstance(holder, Named) and name in ("get", "pop") and given:
+            key = given[0].object if isinstance(given[0], Known) else None
+            return holder.entries.get(str(key), given[1] if len(given) > 1 else Known(None))
+        if name in kinds.CONTAINER_READERS and (containers or isinstance(holder, Items | Named)):
+            return Abstract(frame.world.contents(holder.storages) | holder.storages | union(given))
+        if containers and containers == holder.storages and name not in kinds.VIEWS:
+            if name in ("add", "discard", "clear", "remove", "sort", "reverse"):
+                frame.world.put(containers, union(given))
+                return VALUE
+        if not holder.storages and not union(given):
+            return VALUE if not isinstance(holder, Items | Named) else holder
+        return self.torch_call(name, [holder, *args], kwargs, frame)
+
+    def torch_call(
+        self, name: str, args: Sequence[Value], kwargs: dict[str, Value], frame: Frame
+    ) -> Value:
+        """An operator of torch, by its name."""
+        given = [*args, *kwargs.values()]
+        if name in kinds.SILENT or name == "_assert":
+            return VALUE
+        if name in kinds.NUMBERS:
+            for value in given:
+                self.read(value, frame)
+            return VALUE
+        if name in kinds.FACTORIES:
+            new = self.new(frame)
+            frame.world.filled.add(new)
+            return Abstract(frozenset({new}))
+        if name in kinds.VIEWS and args:
+            return Abstract(frame.world.contents(args[0].storages))
+        for value in given:
+            self.read(value, frame)
+        new = self.new(frame)
+        if name in kinds.DROPOUT_FUNCTIONS and args:
+            return Abstract(self.perhaps(frozenset({new}), args[0].storages, None, frame))
+        if kinds.is_fresh(name):
+            return Abstract(frozenset({new}))
+        if name in kinds.PERHAPS_COPIES or name == "clone_perhaps":
+            return Abstract(frame.world.held_by(union(given)) | {new})
+        if not union(given) and not _holds_module(given):
+            return Abstract(frozenset({new}))  # a switch, a generator, a dtype
+        return self.unknown_call(given, frame)
+
+
+def _is_known(value: Value) -> TypeGuard[Known]:
+    return isinstance(value, Known)
+
+
+def _holds_module(values: Sequence[Value]) -> bool:
+    return any(
+        isinstance(value, Closure | Method)
+        or (
+            isinstance(value, Known)
+            and isinstance(value.object, nn.Module | FunctionType | list | dict)
+        )
+        for value in values
+    )
+
+
+def _file_of(cls: type) -> str:
+    return getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
