@@ -141,9 +141,9 @@ def page(rows: Sequence[Row], command: str) -> str:
         "Sites that cannot be rewritten are left out. *undecided*: what a conversion without",
         "inputs leaves in place for want of a verdict, after the simpler proof that a tensor is",
         "plainly fresh; *undecided, ran*: those of them that overwrite a tensor on the example",
-        "inputs (the others are mostly dicts and numbers). *unreached* do not run as the attributes of",
-        "the modules are. *wrong*: a verdict that a run with all sites swapped refutes. *s*:",
-        "seconds of the longest analysis.",
+        "inputs (the others are mostly dicts and numbers). *unreached* do not run as the",
+        "attributes of the modules are. *wrong*: a verdict that a run with all sites swapped",
+        "refutes. *s*: seconds of the longest analysis.",
         "",
     ]
     lines += table(

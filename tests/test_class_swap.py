@@ -381,7 +381,8 @@ def test_example_inputs_decide_later_what_was_left_without_them():
     with pytest.warns(sm.ConversionWarning, match="example_inputs would decide"):
         sm.convert_model(model)
     assert [s.decision for s in sm.conversion_plan(model).sites] == ["keep"]
-    sm.convert_model(model, x)
+    with pytest.warns(sm.ConversionWarning, match="without_source"):
+        sm.convert_model(model, x)
     assert [s.decision for s in sm.conversion_plan(model).sites] == ["swap"]
     model(x.requires_grad_()).sum().backward()
     assert sm.revert_model(model).__class__ is HandsOn

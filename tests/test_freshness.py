@@ -102,6 +102,9 @@ KEPT = {
         h += 1  # site
         return h
         """,
+    "held by an expression": "h = self.lin(x)\ny = h + F.relu(h, inplace=True)  # site\nreturn y",
+    "held by a call": "h = self.lin(x)\ny = torch.add(h, h.mul_(2))  # site\nreturn y",
+    "held by an augmented assignment": "h = self.lin(x)\nh += h.relu_()  # site\nreturn h",
     "either of two": "h = self.lin(x)\ny = h if self.training else x\ny += 1  # site\nreturn y + h",
     "element of a fresh list": "fs = [x] + [x]\nfs[0] += 1  # site\nreturn x",
     "result of a method with a second name": """

@@ -33,7 +33,9 @@ _OPERATORS = {
 _NAMES = {"true_divide": "div", "truediv": "div", "rpow": "pow", "rsub": "sub"}
 _RESULT = "its result is copied for the rest of the forward"
 _OPERAND = "its operand is copied for the rest of the forward"
-_THROUGH = (SiteKind.AUGMENTED, SiteKind.METHOD)
+_WRITTEN = "computed from copies, and written through"
+_THROUGH = (SiteKind.AUGMENTED, SiteKind.METHOD, SiteKind.FUNCTION, SiteKind.FUNCTION_FLAG)
+_OTHERS = (SiteKind.ITEM, SiteKind.OUT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,12 +96,12 @@ class _Candidate:
         return func.attr if isinstance(func, ast.Attribute) else None
 
     @property
-    def calls_module(self) -> bool:
-        """Whether a module of torch is called, whose operations have this line."""
+    def modules(self) -> list[nn.Module]:
+        """The modules that are called, whose operations have this line."""
         if not isinstance(self.node, ast.Call):
-            return False
+            return []
         values = resolve(self.node.func, self.scope, self.reached.context)
-        return any(isinstance(value, nn.Module) for value in values)
+        return [value for value in values if isinstance(value, nn.Module)]
 
     def operands(self) -> list[ast.expr]:
         """The expressions that the operation is given."""
@@ -110,7 +112,7 @@ class _Candidate:
         assert isinstance(self.node, ast.Call)
         found = [*self.node.args, *(keyword.value for keyword in self.node.keywords)]
         func = self.node.func
-        if isinstance(func, ast.Attribute) and not self.calls_module:
+        if isinstance(func, ast.Attribute) and not self.modules:
             values = resolve(func.value, self.scope, self.reached.context)
             if not values or any(isinstance(value, torch.Tensor) for value in values):
                 found.insert(0, func.value)  # a method of a tensor
@@ -129,19 +131,23 @@ def saver_copies(
         wide: take every operation on the line, not only the one that fits by its name.
     """
     here = saver_sites(survey, clash)
-    if clash.saves_result:
-        owners = [site for site in here if site in swapped]
-        if owners:
-            return [SaverCopy(clash.saver, _RESULT, site.file, (), site) for site in owners]
-    else:
-        through = [site for site in here if site not in swapped and site.found.kind in _THROUGH]
-        if through:
-            return [_through(site, clash) for site in through]
+    owners = [site for site in here if site in swapped] if clash.saves_result else []
+    if owners:
+        return [SaverCopy(clash.saver, _RESULT, site.file, (), site) for site in owners]
+    through = [site for site in here if site not in swapped and site.found.kind in _THROUGH]
+    if through:
+        return [_through(site, clash) for site in through]
     if clash.role == VIEWS:
         return list(_single_views(survey, clash))
-    candidates = list(_candidates(survey, clash.saver))
+    in_place = {id(site.found.node) for site in survey.sources if site not in swapped}
+    candidates = [c for c in _candidates(survey, clash.saver) if id(c.node) not in in_place]
+    flags = {id(flag.module) for flag in survey.flags if flag not in swapped}
+    calls = [each for each in candidates if flags.intersection(map(id, each.modules))]
+    if calls and clash.saves_result:
+        return [_through_call(call, clash) for call in calls]
+    candidates = [each for each in candidates if each not in calls]
     matching = [each for each in candidates if each.name == _plain_name(clash.op)]
-    matching = matching or [each for each in candidates if each.calls_module]
+    matching = matching or [each for each in candidates if each.modules]
     if wide or not matching:
         matching = candidates
     found = (_copy(each, clash, swapped, wide=wide) for each in matching)
@@ -179,7 +185,7 @@ def _view_copy(reached: Reached, node: ast.expr, clash: SavedAndOverwritten) -> 
 def _is_saver(site: SourceSite, clash: SavedAndOverwritten) -> bool:
     """Whether a site is what has saved the tensor."""
     node = site.found.node
-    if site.site.filename != clash.saver.filename or site.found.copies:
+    if site.site.filename != clash.saver.filename or site.found.kind in _OTHERS:
         return False
     if isinstance(node, ast.AugAssign) and has_effects(node.target):
         return False
@@ -204,7 +210,13 @@ def _plain_name(op: str) -> str:
 
 def _through(site: SourceSite, clash: SavedAndOverwritten) -> SaverCopy:
     edit = Templates(site.file).through(site.found)
-    return SaverCopy(clash.saver, "computed from copies, and written through", site.file, (edit,))
+    return SaverCopy(clash.saver, _WRITTEN, site.file, (edit,))
+
+
+def _through_call(call: _Candidate, clash: SavedAndOverwritten) -> SaverCopy:
+    assert call.reached.source is not None and isinstance(call.node, ast.Call)
+    file = call.reached.source.file
+    return SaverCopy(clash.saver, _WRITTEN, file, (Templates(file).through_call(call.node),))
 
 
 def _on_line(survey: Survey, line: Line) -> Iterator[tuple[Reached, ast.AST, Scope]]:

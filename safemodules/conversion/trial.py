@@ -96,7 +96,6 @@ class Trial:
             ConversionError: a clash remains that cannot be mended; both lines are named.
         """
         decided = dict(decisions)
-        self._keep_unproven(decided)
         self._keep_load_bearing(decided)
         copies = self._mend(decided) if self.clashes else ()
         equivalence = self.compare(_swapped(decided), copies)
@@ -122,23 +121,34 @@ class Trial:
         copies = self._mend(decided) if self.clashes else ()
         return Outcome(decided, copies, self.compare(_swapped(decided), copies))
 
-    def _keep_unproven(self, decided: dict[AnySite, Decision]) -> None:
-        """Leave to the source what the inputs do not reach, and what other inputs may read."""
-        watch = self._watch(_swapped(decided))
+    def _keep_load_bearing(self, decided: dict[AnySite, Decision]) -> None:
+        """Leave in place what is read afterwards, or may be on a path that was not taken."""
+        ran = self._keep_read(decided)
         by_source, verdicts = None, verdicts_from_source(self.survey)
+        left = []
         for site in _swapped(decided):
             if decided[site] is DONE:
                 continue
-            if site not in watch.ran:
+            if site not in ran:
                 by_source = by_source or decide_without_inputs(self.survey)
                 decided[site] = not_exercised(by_source[site])
-            elif verdicts[site].read and site not in watch.found:
+            elif verdicts[site].read:
                 decided[site] = read_elsewhere(verdicts[site])
+            if decided[site].verdict == "keep":
+                left.append(site)
+        if left:
+            self._keep_read(decided)
 
-    def _keep_load_bearing(self, decided: dict[AnySite, Decision]) -> None:
-        while stale := self._stale_reads(_swapped(decided)):
-            self.readers.update(stale)
-            decided.update({site: load_bearing(reader) for site, reader in stale.items()})
+    def _keep_read(self, decided: dict[AnySite, Decision]) -> set[AnySite]:
+        """Leave in place what is read on the example inputs; the sites that ran."""
+        ran: set[AnySite] = set()
+        while True:
+            watch = self._watch(_swapped(decided))
+            ran |= watch.ran
+            if not watch.found:
+                return ran
+            self.readers.update(watch.found)
+            decided.update({s: load_bearing(reader) for s, reader in watch.found.items()})
 
     def _mend(self, decided: dict[AnySite, Decision]) -> tuple[SaverCopy, ...]:
         """Swap or copy until no clash is left that backward would raise for."""
@@ -217,10 +227,6 @@ class Trial:
             yield
         finally:
             undo()
-
-    def _stale_reads(self, swapped: Sequence[AnySite]) -> dict[AnySite, str]:
-        """Swapped sites whose old tensor is read afterwards, and who reads it."""
-        return self._watch(swapped).found
 
     def _watch(self, swapped: Sequence[AnySite]) -> StaleReads:
         """Run the model with some sites swapped, and watch who reads old tensors."""

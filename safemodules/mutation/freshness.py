@@ -16,6 +16,7 @@ from safemodules.mutation.environments import (
     NESTED,
     Environment,
     captured_names,
+    held_sites,
     join,
     leaves,
 )
@@ -59,6 +60,7 @@ class _Walker:
         self.called: set[int] = set()
         self.exposed: set[int] = set()
         self.captured = captured_names(self.node)
+        self.held = held_sites(self.node, self.sites)
         for nested in self.captured_modules():
             self.exposed.update(id(module) for module in nested.modules())
 
@@ -362,7 +364,7 @@ class _Walker:
     def site(self, site: FoundSite | None, env: Environment) -> None:
         if site is None or site.place is None or site.place.root is None:
             return
-        level = self.level(site.place.root, env)
+        level = Freshness.SHARED if site.key in self.held else self.level(site.place.root, env)
         if site.place.accessors and level < Freshness.TENSOR:
             level = Freshness.SHARED
         self.verdicts[site.key] = min(level, self.verdicts.get(site.key, level))

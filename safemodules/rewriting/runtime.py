@@ -228,6 +228,35 @@ def through(name: str) -> Callable[..., Any]:
     return _named(written, name)
 
 
+def through_function(call: Callable[..., Any], target: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """``F.elu_(target, ...)`` computed from copies, and written to the target itself."""
+    if not isinstance(target, Tensor) or not torch.is_grad_enabled():
+        return call(target, *args, **kwargs)
+    named = {key: own(argument) for key, argument in kwargs.items()}
+    return target.copy_(function(call, own(target), *map(own, args), **named))
+
+
+def through_flagged(
+    call: Callable[..., Any], slot: int | None, target: Any, /, *args: Any, **kwargs: Any
+) -> Any:
+    """``F.relu(target, inplace=flag)`` computed from a copy; written if the flag is set."""
+    flag = kwargs.get("inplace", False) if slot is None else args[slot - 1]
+    if not flag or not isinstance(target, Tensor) or not torch.is_grad_enabled():
+        return call(target, *args, **kwargs)
+    return target.copy_(flagged(call, slot, own(target), *args, **kwargs))
+
+
+def through_call(module: Callable[..., Any], target: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """A call of a module that overwrites its input, on a copy, and written to the input."""
+    if not isinstance(target, Tensor) or not torch.is_grad_enabled():
+        return module(target, *args, **kwargs)
+    copied = own(target)
+    result = module(copied, *args, **kwargs)
+    if result is not copied:  # it has overwritten nothing
+        return result
+    return target.copy_(result)
+
+
 # -- places, see NOTE [ Places ] ------------------------------------------------------------
 
 
@@ -332,6 +361,9 @@ _FIXED: dict[str, Any] = {
     "flagged_pair": flagged_pair,
     "out": written_out,
     "own": own,
+    "through_function": through_function,
+    "through_flagged": through_flagged,
+    "through_call": through_call,
     "views": views,
     "key": KEY,
     "at": at,

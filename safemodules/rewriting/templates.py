@@ -61,13 +61,26 @@ class Templates:
             gap = self._gap(target.end, value.start)
             opening = f" = {PREFIX}t_{site.op}("
             return Edit(start, end, (target, opening, target, ", (", *gap, value, "))"))
-        assert isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        assert isinstance(node, ast.Call)
+        if site.kind is SiteKind.FUNCTION:
+            return self.through_call(node, "function")
+        if site.kind is SiteKind.FUNCTION_FLAG:
+            slot = site.slot if isinstance(site.slot, int) else None
+            return self.through_call(node, "flagged", f"{slot}, ")
+        assert isinstance(node.func, ast.Attribute)
         receiver, opening_at = node.func.value, self._opening(node)
         gap = self._gap(self.file.end(receiver), opening_at)
         comma = ", " if node.args or node.keywords else ""
         rest = Kept(opening_at + 1, end - 1)
         call = f"{PREFIX}t_{site.op}(("
         return Edit(start, end, (call, self._kept(receiver), ")", *gap, comma, rest, ")"))
+
+    def through_call(self, node: ast.Call, helper: str = "call", extra: str = "") -> Edit:
+        """Let a call overwrite a copy of its first argument, and write that to the argument."""
+        start, end, opening = self.file.start(node), self.file.end(node), self._opening(node)
+        head = (f"{PREFIX}through_{helper}(", self._kept(node.func), f", {extra}")
+        gap = self._gap(self.file.end(node.func), opening)
+        return Edit(start, end, (*head, *gap, Kept(opening + 1, end - 1), ")"))
 
     def super_call(self, node: ast.Attribute, self_name: str) -> Edit:
         """Replace ``super().name`` by the next class's edited function, bound."""

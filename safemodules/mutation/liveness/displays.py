@@ -187,8 +187,8 @@ class Displays(Calls):
 
     def augmented(self, node: ast.AugAssign, frame: Frame) -> None:
         """``target op= value``."""
+        old = self.evaluate(node.target, frame)  # Python loads the target first
         value = self.evaluate(node.value, frame)
-        old = self.evaluate(node.target, frame)
         if isinstance(old, Known) and isinstance(old.object, _PLAIN):
             result = self.operator([old, value], frame)
             self.store_plainly(node.target, result, frame)

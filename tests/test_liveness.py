@@ -1,0 +1,293 @@
+"""Verdicts from source alone: who may read what a site overwrites."""
+
+import textwrap
+
+import pytest
+import torch
+from sources import load_source
+from torch import nn
+
+from safemodules.conversion.decisions import verdicts_from_source
+from safemodules.conversion.stale_reads import StaleReads
+from safemodules.conversion.survey import survey_model
+from safemodules.mutation.liveness import kinds
+from safemodules.mutation.liveness.verdicts import Effect
+
+HEAD = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Adds(nn.Module):
+    def forward(self, t):
+        t += 1  # in a child
+        return t
+
+
+class Holder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kept = None
+
+    def forward(self, t):
+        self.kept = t
+        return t * 1
+
+
+def shift(t):
+    t += 1  # in a function
+    return t
+
+
+def first(ts):
+    return ts[0]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+        self.relu = nn.ReLU(inplace=True)
+        self.drop = nn.Dropout(0.5, inplace=True)
+        self.adds = Adds()
+        self.holder = Holder()
+        self.none = None
+        self.on = True
+        self.blocks = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+        self.register_buffer("table", torch.zeros(3))
+
+"""
+
+NEUTRAL = {
+    "rebound": "h = self.lin(x)\nh += 1  # site\nreturn h",
+    "a child that returns it": "h = self.lin(x)\nh = self.adds(h)\nreturn h * h",
+    "a function that returns it": "h = self.lin(x)\nreturn shift(h)",
+    "a list that is not read again": "h = self.lin(x)\nfs = [h]\nh += 1  # site\nreturn h",
+    "another entry": "fs = (self.lin(x), self.lin(x))\nh = fs[0]\nh += 1  # site\nreturn h + fs[1]",
+    "made anew in each pass": """
+        outs = []
+        for block in self.blocks:
+            x = block(x)
+            x.relu_()  # site
+            outs.append(x)
+        return torch.cat(outs)
+        """,
+    "a branch that cannot be taken": """
+        h = self.lin(x)
+        y = h if self.none is not None else x
+        h += 1  # site
+        return h + y
+        """,
+    "an early return": """
+        h = self.lin(x)
+        if x.sum() > 0:
+            return h
+        y = h
+        h = h * 2
+        h += 1  # site
+        return h + y
+        """,
+    "only its shape is read": "h = self.lin(x)\ny = h\nh += 1  # site\nreturn h.view(y.shape)",
+    "a form of it": "h = self.lin(x)\ny = h\nh += 1  # site\nreturn h + torch.zeros_like(y)",
+    "a view that is dropped": "h = self.lin(x)\ny = h[:, :1]\ny = x\nh += 1  # site\nreturn h + y",
+    "a comprehension": """
+        hs = [block(x) for block in self.blocks]
+        h = torch.stack(hs).sum(0)
+        h += 1  # site
+        return h
+        """,
+    "a nested function": """
+        h = self.lin(x)
+
+        def twice(t):
+            return t * 2
+
+        y = twice(h)
+        h += 1  # site
+        return h + y
+        """,
+    "a flag": "return self.relu(self.lin(x))",
+    "dropout of a result": "h = self.lin(x)\nh = self.drop(h)\nreturn h + x",
+}
+READ = {
+    "a second name": "h = self.lin(x)\ny = h\nh += 1  # site\nreturn y * h",
+    "a view": "h = self.lin(x)\ny = h[:, :1]\nh += 1  # site\nreturn y * h",
+    "a transposed view": "h = self.lin(x)\ny = h.t()[0]\nh += 1  # site\nreturn y.sum() * h",
+    "one of several views": "h = self.lin(x)\na, b = h.chunk(2, 1)\na += 1  # site\nreturn h",
+    "detached": "h = self.lin(x)\ny = h.detach()\nh += 1  # site\nreturn h + y",
+    "perhaps a copy": "h = self.lin(x)\ny = h.reshape(-1)\nh += 1  # site\nreturn y.sum() + h",
+    "a list": "fs = []\nh = self.lin(x)\nfs.append(h)\nh += 1  # site\nreturn torch.cat(fs) + h",
+    "a dict": "d = {'h': self.lin(x)}\nh = d['h']\nh += 1  # site\nreturn d['h'] + h",
+    "a tuple": "p = (self.lin(x), x)\nh = p[0]\nh += 1  # site\nreturn p[0] + h",
+    "an attribute": "h = self.lin(x)\nself.h = h\nh += 1  # site\nreturn h",
+    "a child that keeps it": "h = self.lin(x)\ny = self.holder(h)\nh += 1  # site\nreturn h + y",
+    "a closure": """
+        h = self.lin(x)
+        y = h
+
+        def later():
+            return y * 2
+
+        h += 1  # site
+        return later() + h
+        """,
+    "what a function returns of a list": """
+        h = self.lin(x)
+        y = first([h, x])
+        h += 1  # site
+        return y + h
+        """,
+    "a child that overwrites": "h = self.lin(x)\nself.adds(h)  # site\nreturn h",
+    "a function that overwrites": "h = self.lin(x)\nshift(h)  # site\nreturn h",
+    "returned twice": "h = self.lin(x)\ny = h\nh += 1  # site\nreturn h, y",
+    "the caller's": "x += 1  # site\nreturn x",
+    "the caller's, through dropout": "h = F.dropout(x, 0.5)\nh += 1  # site\nreturn h",
+    "on one path": """
+        h = self.lin(x)
+        y = x
+        if x.sum() > 0:
+            y = h
+        h += 1  # site
+        return y + h
+        """,
+    "in a later pass": """
+        h, y = self.lin(x), x
+        for i in range(3):
+            z = h
+            h += 1  # site
+            y = y + z
+        return y
+        """,
+    "passed along in a while": """
+        h = self.lin(x)
+        a = b = c = x
+        while x.sum() < 3:
+            a, b, c = b, c, h
+            h += 1  # site
+            x = x + a
+        return x
+        """,
+    "after a break": """
+        h = self.lin(x)
+        for i in range(3):
+            y = h
+            if x.sum() > i:
+                break
+            y = x
+        h += 1  # site
+        return y + h
+        """,
+    "in a handler": """
+        h = self.lin(x)
+        try:
+            y = h
+            x = self.lin(x)
+        except ValueError:
+            y = x
+        h += 1  # site
+        return y
+        """,
+    "held by an expression": "h = self.lin(x)\nreturn h + F.relu(h, inplace=True)  # site",
+    "held by an augmented assignment": "h = self.lin(x)\nh += h.relu_()  # site\nreturn h",
+    "state": "h = self.table\nh += 1  # site\nreturn x + 1",
+    "the skip of a flag": "h = self.lin(x)\nreturn self.relu(h) + h",
+}
+
+
+def net(tmp_path, body):
+    body = textwrap.indent(textwrap.dedent(body).strip(), " " * 8)
+    return load_source(tmp_path, f"{HEAD}    def forward(self, x):\n{body}\n").Net()
+
+
+def effects(model):
+    """Verdicts of the sites that run, by whether they are the one that is marked."""
+    return [v for v in verdicts_from_source(survey_model(model)).values()
+            if v.effect is not Effect.UNREACHED]  # fmt: skip
+
+
+def stale(model, x):
+    """What a run with every site swapped finds."""
+    from safemodules.conversion.rewriter import make_rewriting
+    from safemodules.conversion.survey import SourceSite
+    from safemodules.conversion.swap import apply_swaps
+    from safemodules.trees import CallArguments
+
+    survey = survey_model(model)
+    sites = [s for s in survey.sites() if getattr(s, "obstacle", None) is None]
+    sources = [s for s in sites if isinstance(s, SourceSite)]
+    watch = StaleReads(sites)
+    undo = apply_swaps(survey, sites, make_rewriting(survey, sources, flags=True), None)
+    watch.run(model, CallArguments((x,), {}))
+    undo()
+    return watch.found
+
+
+@pytest.mark.parametrize("body", NEUTRAL.values(), ids=NEUTRAL)
+def test_nobody_reads_the_old_tensor(tmp_path, body):
+    model = net(tmp_path, body)
+    assert {verdict.effect for verdict in effects(model)} == {Effect.NEUTRAL}
+    assert not stale(model, torch.randn(3, 3))
+
+
+@pytest.mark.parametrize("body", READ.values(), ids=READ)
+def test_somebody_may_read_the_old_tensor(tmp_path, body):
+    found = effects(net(tmp_path, body))
+    assert [v for v in found if v.read or v.effect is not Effect.NEUTRAL], found
+
+
+SURE = ("a second name", "a view", "one of several views", "a list", "a dict", "an attribute",
+        "a child that overwrites", "a function that overwrites", "the caller's",
+        "the skip of a flag")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SURE)
+def test_a_read_that_is_sure_is_load_bearing_and_has_a_line(tmp_path, name):
+    model = net(tmp_path, READ[name])
+    found = [v for v in effects(model) if v.effect is Effect.LOAD_BEARING]
+    assert found
+    assert all(v.reason for v in found)
+    assert stale(model, torch.randn(3, 3))
+
+
+def test_what_is_not_looked_into_is_unknown_with_its_reason(tmp_path):
+    namespace = {}
+    exec("def keep(t):\n    return t", namespace)
+    model = net(tmp_path, "h = self.lin(x)\ny = keep(h)\nh += 1  # site\nreturn h + y")
+    type(model).forward.__globals__["keep"] = namespace["keep"]
+    [verdict] = effects(model)
+    assert verdict.effect is Effect.UNKNOWN
+    assert "held elsewhere" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "fresh"),
+    [("relu", True), ("matmul", True), ("cat", True), ("reshape", False), ("dropout", False),
+     ("view", False), ("einsum", False), ("to", False), ("chunk", False), ("add", True)],
+)  # fmt: skip
+def test_what_returns_new_memory_is_read_off_torch_where_that_can_be_relied_on(name, fresh):
+    assert kinds.is_fresh(name) is fresh
+
+
+COMPOSITES = {
+    "conv2d": lambda f, x: f(x[None, None], torch.ones(1, 1, 1, 1)),
+    "linear": lambda f, x: f(x, torch.eye(3)),
+    "layer_norm": lambda f, x: f(x, (3,)),
+    "softmax": lambda f, x: f(x, 1),
+    "adaptive_avg_pool2d": lambda f, x: f(x[None], 3),
+    "interpolate": lambda f, x: f(x[None, None], scale_factor=1),
+    "normalize": lambda f, x: f(x),
+    "relu6": lambda f, x: f(x),
+    "hardswish": lambda f, x: f(x),
+    "max_pool2d": lambda f, x: f(x[None], 1),
+    "avg_pool1d": lambda f, x: f(x, 1),
+    "batch_norm": lambda f, x: f(x, None, None, training=True),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_composites_of_the_table_return_new_memory_even_where_nothing_is_to_do(name):
+    x = torch.randn(3, 3)
+    out = COMPOSITES[name](getattr(nn.functional, name), x)
+    assert name in kinds.FRESH_COMPOSITES
+    assert out.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
