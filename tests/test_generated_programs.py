@@ -290,6 +290,31 @@ FOUND = {
             h[i], (i, *_) = i, (1, 2)
         return h + i
         """,
+    "a write through a detached alias, under a clash": """
+        y = torch.sigmoid(x * 2)
+        v = y.detach()
+        v += 0.5
+        return y + x
+        """,
+    "an operand is held while the next one overwrites it": """
+        h = (x - x).sin_()
+        y = h + F.relu(h, inplace=True)
+        y.masked_fill_(x > 0.5, 0.1).addcmul_(x, x, value=0.5)
+        return h + y
+        """,
+    "a kept flag is the saver of what is overwritten next": """
+        y = x.clone()
+        v = F.relu(x, inplace=True)
+        v[0] = True
+        return y + v + x
+        """,
+    "a kept module is the saver of what is overwritten next": """
+        h = torch.sigmoid(x * 2)
+        y = self.parts[1](h)
+        z = y.t()
+        z += 0.1
+        return h * y
+        """,
     "a comma in a comment": """
         h = [torch.sigmoid(x)]
         y = torch.clamp_(h[0]  # low, high

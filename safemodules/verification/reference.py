@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, functionalize
 from torch.overrides import TorchFunctionMode
 
+from safemodules.mutation.liveness.kinds import VIEWS
+from safemodules.mutation.operations import may_write
 from safemodules.mutation.operators import method_kind
 from safemodules.state import preserved, seed_everything
 from safemodules.trees import CallArguments, clone_inputs, flatten_tensors, map_tensors
@@ -55,6 +57,7 @@ class _DifferentiableCopies(TorchFunctionMode):
         super().__init__()
         self.tolerance = FUNCTIONAL_TOLERANCE[torch.float64]
         self.buffers: list[Tensor] = []
+        self.detached: list[Tensor] = []  # and views of them
 
     def _may_cut(self, func: Any, args: tuple[Any, ...]) -> bool:
         """Tell whether a function writes to a tensor that may have a gradient to pass on."""
@@ -62,6 +65,20 @@ class _DifferentiableCopies(TorchFunctionMode):
         if not args or (method_kind(name) is None and name != "__setitem__"):
             return False
         return not any(args[0] is buffer for buffer in self.buffers)
+
+    def _follow_detached(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Refuse a write through a detached alias, which the gradient passes by in place."""
+        name = getattr(func, "__name__", "")
+        if self.detached and args and may_write(name, func, kwargs):
+            if any(args[0] is alias for alias in self.detached):
+                raise RuntimeError("a tensor is written through a detached alias")
+
+    def _is_detached(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Tell whether a result is a detached alias of a tensor, or a view of one."""
+        name = getattr(func, "__name__", "")
+        if name == "detach":  # whether there is a gradient cannot be seen from inside
+            return True
+        return bool(args) and name in VIEWS and any(args[0] is alias for alias in self.detached)
 
     def __torch_function__(
         self,
@@ -74,6 +91,7 @@ class _DifferentiableCopies(TorchFunctionMode):
         if not torch.is_grad_enabled() and self._may_cut(func, args):
             # in place the gradient passes such a write by, as a new value it is cut off
             raise RuntimeError("a tensor is written while gradients are off")
+        self._follow_detached(func, args, kwargs or {})
         if func is Tensor.copy_ and not kwargs and _is_copied(*args[:2]):
             return _copy(args[0], args[1])
         if func is Tensor.__setitem__ and _is_basic(args[1]) and _is_copied(args[0], args[2]):
@@ -83,6 +101,8 @@ class _DifferentiableCopies(TorchFunctionMode):
             _copy(target, source)
             return None
         result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and self._is_detached(func, args):
+            self.detached.append(result)
         if isinstance(result, Tensor) and (result.is_floating_point() or result.is_complex()):
             tolerance = FUNCTIONAL_TOLERANCE.get(result.dtype, 1e-1)
             self.tolerance = max(self.tolerance, tolerance)
