@@ -70,6 +70,19 @@ class SafemodulesConverter:
         return self._library.revert_model(model)
 
 
+class Unsafe(SafemodulesConverter):
+    """The library, asked for the smallest change that makes a model train."""
+
+    name = "unsafe"
+
+    def convert(self, model: nn.Module, call: Call | None) -> nn.Module:
+        """Swap only what overwrites what backward needs."""
+        assert call is not None, "which sites do is found by running the model"
+        return self._library.convert_model(
+            model, example_inputs=call.args, example_kwargs=call.kwargs, inplace="unsafe"
+        )
+
+
 class FlagsOff:
     """What people write by hand: set every ``inplace`` flag to False, ask nothing.
 
@@ -104,6 +117,7 @@ class FlagsOff:
 
 CONVERTERS: dict[str, type[SafemodulesConverter] | type[FlagsOff]] = {
     "safemodules": SafemodulesConverter,
+    "unsafe": Unsafe,
     "flags": FlagsOff,
 }
 
