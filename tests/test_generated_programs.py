@@ -1,7 +1,6 @@
 """Random programs compute the same after conversion, in every mode and on other inputs."""
 
 import copy
-import os
 import tempfile
 import textwrap
 import warnings
@@ -184,21 +183,8 @@ def check_conversion(original, example, some_inputs=INPUTS):
         assert_same_run(got, original.run(EXAMPLE, train, graph))
 
 
-def check_wild(original):
-    """Whatever is swapped or kept, on these inputs or others, the function is the same."""
-    check_conversion(original, None)
-    check_conversion(original, EXAMPLE)
-
-
-long_search = pytest.mark.skipif(
-    "SAFEMODULES_EXAMPLES" not in os.environ,
-    reason="a search of several minutes: set SAFEMODULES_EXAMPLES to the number of programs",
-)
-
-
-@long_search
 @given(text=programs())
-@examples(40)
+@examples(100)
 def test_a_converted_program_computes_what_it_did(text):
     for net in build(text):
         original = Original(net, text)
@@ -206,9 +192,8 @@ def test_a_converted_program_computes_what_it_did(text):
         check_conversion(original, None)
 
 
-@long_search
 @given(text=programs(wild=True))
-@examples(40)
+@examples(100)
 def test_a_program_with_aliases_is_never_changed_by_its_conversion(text):
     for net in build(text):
         original = Original(net, text)
@@ -216,7 +201,11 @@ def test_a_program_with_aliases_is_never_changed_by_its_conversion(text):
             original.run(EXAMPLE, True, True)
         except RuntimeError:
             reject()  # torch refuses it
-        check_wild(original)
+        check_conversion(original, None)
+        try:
+            check_conversion(original, EXAMPLE)
+        except sm.ConversionError:  # an operator that reads what it writes, for instance
+            assert not sm.is_converted(net)
 
 
 # -- programs that were wrong once, shrunk ----------------------------------------------------
