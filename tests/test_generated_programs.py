@@ -135,7 +135,9 @@ def assert_slope(model, found, x, train, eps=1e-6):
         values.append(weighed(seen.outputs).item())
     slope = (values[0] - values[1]) / (2 * eps)
     along = [(g * m).sum().item() for g, m in zip(found, moves, strict=True) if g is not None]
-    assert sum(along) == pytest.approx(slope, rel=1e-4, abs=1e-4)
+    # rounding of the two values, some units in the last place of large sums, is in the difference
+    noise = 64 * torch.finfo(torch.float64).eps * max(map(abs, values)) / eps
+    assert sum(along) == pytest.approx(slope, rel=1e-4, abs=1e-4 + noise)
 
 
 def differentiable(example):

@@ -57,8 +57,7 @@ class _Walker:
         self.sites = {id(site.node): site for site in reached.findings.sites}
         self.verdicts: dict[int, Freshness] = {}
         self.flags: dict[int, bool] = {}
-        self.called: set[int] = set()
-        self.exposed: set[int] = set()
+        self.called, self.exposed = set[int](), set[int]()
         self.captured = captured_names(self.node)
         self.held = held_sites(self.node, self.sites)
         for nested in self.captured_modules():

@@ -65,7 +65,7 @@ def is_state(place: Place) -> bool:
         return True
     while place[1] is not None:
         place = place[1]
-        if isinstance(place[0], nn.Parameter | nn.Module):
+        if isinstance(place[0], (nn.Parameter, nn.Module)):
             return True
     return False
 
