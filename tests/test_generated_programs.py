@@ -287,6 +287,15 @@ FOUND = {
         v += 0.5
         return y + x
         """,
+    "a view was swapped, and its base is filled afterwards": """
+        h = torch.sigmoid(x * 2)
+        v = h.t().t()
+        v[-1] = 0.5
+        h[...] = 2
+        w = v[:, :]
+        h.zero_()
+        return h + v + w
+        """,
     "an operand is held while the next one overwrites it": """
         h = (x - x).sin_()
         y = h + F.relu(h, inplace=True)

@@ -188,6 +188,9 @@ READ = {
         h += 1  # site
         return y
         """,
+    "overwritten again": "h = self.lin(x)\ny = h[:]\ny += 1  # site\nh[...] = 2\nreturn h + y",
+    "zeroed again": "h = self.lin(x)\ny = h[:]\ny += 1  # site\nh.zero_()\nreturn h + y",
+    "copied to again": "h = self.lin(x)\ny = h[:]\ny += 1  # site\nh.copy_(x)\nreturn h + y",
     "held by an expression": "h = self.lin(x)\nreturn h + F.relu(h, inplace=True)  # site",
     "held by an augmented assignment": "h = self.lin(x)\nh += h.relu_()  # site\nreturn h",
     "state": "h = self.table\nh += 1  # site\nreturn x + 1",
@@ -236,7 +239,8 @@ def test_somebody_may_read_the_old_tensor(tmp_path, body):
     assert [v for v in found if v.read or v.effect is not Effect.NEUTRAL], found
 
 
-SURE = ("a second name", "a view", "one of several views", "a list", "a dict", "an attribute",
+SURE = ("overwritten again", "zeroed again", "copied to again", "a second name", "a view",
+        "one of several views", "a list", "a dict", "an attribute",
         "a child that overwrites", "a function that overwrites", "the caller's",
         "the skip of a flag")  # fmt: skip
 

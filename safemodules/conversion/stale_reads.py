@@ -117,6 +117,11 @@ class StaleReads(TorchFunctionMode):
         written = list(_targets(helper.f_locals))
         if written:
             self.ran.update(sites)
+        for tensor in written:  # other names of the old tensor do not see what is written now
+            if storage_of(tensor) in self._old and storage_of(tensor) not in self._own:
+                where = locate_from(helper.f_back).line
+                reader = f"{where.filename}:{where.lineno} overwrites it again: {where.source}"
+                self._note_reader(tensor, reader)
         targets = [t for t in written if storage_of(t) not in results]
         self._own.update(map(storage_of, targets))
         self._remember(targets, sites, results)

@@ -172,6 +172,9 @@ class Run:
         keys = [site.key]
         if site.kind is SiteKind.FUNCTION_FLAG and not isinstance(site.target, ast.Constant):
             keys += [id(m) for m in self.running[-1:] if id(m) in self.flags]
+        self.note_readers(
+            tensors, frame.world, f"{self.line} overwrites it again", exact=len(tensors) == 1
+        )
         filled = bool(tensors) and tensors <= frame.world.filled
         self.filled[site.key] = filled and self.filled.get(site.key, True)
         swapped = [self._overwrite(key, tensors, frame) for key in keys]  # each is noted
@@ -185,6 +188,7 @@ class Run:
 
     def write_flag(self, module: nn.Module, tensors: Storages, frame: Frame) -> bool:
         """A module with a flag overwrites its input; whether it is out of place."""
+        self.note_readers(tensors, frame.world, f"{self.line} overwrites it again", exact=False)
         return self._overwrite(id(module), tensors, frame)
 
     def _overwrite(self, key: Key, tensors: Storages, frame: Frame) -> bool:
