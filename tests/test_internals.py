@@ -118,3 +118,26 @@ def test_every_function_of_internals_has_a_docstring_that_says_what_it_is_for():
         public = inspect.isfunction(value) and not name.startswith("_")
         if public and value.__module__ == internals.__name__:
             assert value.__doc__, name
+
+
+def test_calls_of_modules_are_followed_and_leave_no_hook_behind():
+    seen = []
+    calls = internals.module_calls(
+        lambda module, args: seen.append(len(args)),
+        lambda module, args, kwargs, output: seen.append(sorted(kwargs)),
+    )
+    with calls:
+        nn.Identity()(input=torch.ones(1))
+    nn.Identity()(torch.ones(1))
+    assert seen == [0, ["input"]]
+    # torch.compile takes an entry of any of these for a hook
+    for name in ("_global_forward_hooks", "_global_forward_pre_hooks"):
+        assert not getattr(nn.modules.module, name)
+    assert not nn.modules.module._global_forward_hooks_with_kwargs
+
+
+@pytest.mark.parametrize(
+    ("name", "new"), [("relu", True), ("cat", True), ("view", False), ("dropout", False)]
+)
+def test_schemas_tell_what_returns_new_memory(name, new):
+    assert internals.returns_new_memory(name) is new

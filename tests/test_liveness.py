@@ -254,6 +254,25 @@ def test_a_read_that_is_sure_is_load_bearing_and_has_a_line(tmp_path, name):
     assert stale(model, torch.randn(3, 3))
 
 
+@pytest.mark.parametrize("signature", ["*xs", "**xs"])
+def test_the_model_may_be_given_any_number_of_arguments(tmp_path, signature):
+    values = "xs" if signature == "*xs" else "xs.values()"
+    body = f"""
+        y = self.table * 1
+        z = self.table * 1
+        for t in {values}:
+            z = y
+            y += t.sum()  # site
+        return z
+        """
+    model = load_source(
+        tmp_path,
+        f"{HEAD}    def forward(self, {signature}):\n"
+        + textwrap.indent(textwrap.dedent(body).strip(), " " * 8),
+    ).Net()
+    assert all(verdict.effect is not Effect.NEUTRAL for verdict in effects(model))
+
+
 def test_what_is_not_looked_into_is_unknown_with_its_reason(tmp_path):
     namespace = {}
     exec("def keep(t):\n    return t", namespace)

@@ -105,6 +105,8 @@ class Interpreter(Expressions):
         positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
         names: dict[str, Value] = {}
         rest = list(args)
+        # what a user passes to the model itself: any number of arguments, under any names
+        anything = None if function is None or function is not self.root else args[-1]
         for name in positional:
             if rest:
                 names[name] = rest.pop(0)
@@ -112,14 +114,14 @@ class Interpreter(Expressions):
             if arguments.vararg is None:
                 raise UnsupportedError("too many arguments")
         if arguments.vararg is not None:
-            names[arguments.vararg.arg] = Items(tuple(rest))
+            names[arguments.vararg.arg] = anything or Items(tuple(rest))
         left = dict(kwargs)
         known = {*positional, *(a.arg for a in arguments.kwonlyargs)}
         for name in list(left):
             if name in known:
                 names[name] = left.pop(name)
         if arguments.kwarg is not None:
-            names[arguments.kwarg.arg] = Named(left)
+            names[arguments.kwarg.arg] = anything or Named(left)
         elif left:
             raise UnsupportedError("unexpected keyword arguments")
         for name in known - names.keys():

@@ -55,6 +55,7 @@ class Run:
         self.opaque_modules: dict[int, str] = {}
         self.numbers = Numbers()
         self.none_ness: bool | None = None
+        self.root: FunctionType | None = None  # the forward of the model itself
         self.running: list[nn.Module] = []
         self.depth = self.rounds = self.steps = 0
         self.line = ""

@@ -92,7 +92,7 @@ def _run(
     frame = Frame(caller, {}, World(), 0)
     args, kwargs = [given], {}
     if isinstance(forward, FunctionType):
-        code = forward.__code__
+        run.root, code = forward, forward.__code__
         args *= max(1, code.co_argcount - 1)
         names = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
         kwargs = dict.fromkeys(names, given)
