@@ -323,6 +323,46 @@ def test_a_load_bearing_clash_trains_and_computes_what_it_did(cls, inplace):
     assert [type(m) for m in model.modules()] == [type(m) for m in original.modules()]
 
 
+class Forgets(torch.autograd.Function):
+    """Saves its input, and never asks for it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+FORGETS = {}
+exec(  # without source, so that no copy can be made there
+    "def forget(x):\n    return Forgets.apply(x)", {"Forgets": Forgets}, FORGETS
+)
+forget = FORGETS["forget"]
+
+
+class NeverAsked(Net):
+    def forward(self, x):
+        h = self.lin(x)
+        y = h
+        z = forget(h)
+        h += 1
+        s = torch.sigmoid(z)
+        s += 1
+        return s + y
+
+
+@pytest.mark.filterwarnings("ignore::safemodules.rewriting.classes.ConversionWarning")
+def test_what_backward_never_asks_for_is_no_reason_to_refuse():
+    model, x = NeverAsked(), torch.randn(3, 4)
+    with pytest.raises(RuntimeError, match="inplace"):
+        model(x).sum().backward()
+    sm.convert_model(model, x)
+    model(x).sum().backward()
+
+
 class SkipSeesActivation(Net):
     def __init__(self):
         super().__init__()

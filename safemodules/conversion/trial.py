@@ -174,9 +174,10 @@ class Trial:
                     break
                 copies.update({copy.key: copy for copy in made})
         clashes = [clash for clash in clashes if self._is_looked_into(clash)]
-        if clashes:
+        made_copies = tuple(copies.values())
+        if clashes and self._raises(_swapped(decided), made_copies):
             raise _unmended(clashes)
-        return tuple(copies.values())
+        return made_copies
 
     def _is_looked_into(self, clash: SavedAndOverwritten) -> bool:
         """Whether a line that overwrites is a site; what was skipped is reported anyway."""
@@ -205,15 +206,18 @@ class Trial:
 
     def compare(self, swapped: Sequence[AnySite], copies: Sequence[SaverCopy] = ()) -> Equivalence:
         """Compare the model with some sites swapped; afterwards it is as it was."""
+        return compare_modes(self.reference, self._observe(swapped, copies))
+
+    def _raises(self, swapped: Sequence[AnySite], copies: Sequence[SaverCopy]) -> bool:
+        """Whether backward asks for what is overwritten; a custom Function may not."""
+        return any(map(_is_clash, self._observe(swapped, copies).values()))
+
+    def _observe(
+        self, swapped: Sequence[AnySite], copies: Sequence[SaverCopy]
+    ) -> dict[str, Observation]:
+        model, call = self.survey.model, self.call
         with self.converted(swapped, copies), out_of_place():
-            seen = observe_modes(
-                self.survey.model,
-                self.call.inputs,
-                self.call.kwargs,
-                self.modes,
-                like=self.reference,
-            )
-            return compare_modes(self.reference, seen)
+            return observe_modes(model, call.inputs, call.kwargs, self.modes, like=self.reference)
 
     @contextmanager
     def converted(

@@ -13,6 +13,8 @@ def written_in_place(target: Any) -> bool:
 
     Parameters are, and what is no tensor; in inference every tensor is.
     """
+    if type(target) is Tensor:  # the usual case; `isinstance` asks a metaclass
+        return overwrites()
     return not isinstance(target, Tensor) or isinstance(target, nn.Parameter) or overwrites()
 
 
