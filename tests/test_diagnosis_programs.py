@@ -107,6 +107,13 @@ COUNTEREXAMPLES = {
         "self.step()",
         "return v0.sum()",
     ),
+    "a custom Function has saved one of several views, whose base is written": (
+        "v1 = b.chunk(2)[0]",
+        "v1 = KeepsBoth.apply(v1, v1)",
+        "v4 = b.abs()",
+        "b.clamp_(-1, 1)",
+        "return (v1.sum() + v4.sum())",
+    ),
 }
 
 

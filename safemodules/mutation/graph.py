@@ -29,6 +29,7 @@ __all__ = [
     "walk_graph",
 ]
 
+_VIEW_OF_SEVERAL = "has been modified inplace. This view is the output of a function that returns"
 _FREED = "backward through the graph a second time"
 # Kinds of nodes whose saved tensors cannot be read from Python.
 _HIDING = ("torch::autograd::CopySlices", "torch::autograd::CppNode")
@@ -156,9 +157,12 @@ def _by_touch(noted: Noted, recorder: Recorder) -> Iterator[Overwritten]:
             internals.touch_saved(node, role)
         except RuntimeError as error:
             versions = internals.VERSIONS.search(str(error))
-            if versions is None:
+            if versions is not None:
+                found, expected = int(versions[1]), int(versions[2])
+            elif _VIEW_OF_SEVERAL in str(error):  # which torch says before it compares versions
+                found = expected = -1
+            else:
                 continue  # freed by a backward that has run already
-            found, expected = int(versions[1]), int(versions[2])
             custom = internals.is_custom(node)
             for operand, version, writes in _which(noted, saved, expected, found, recorder):
                 now = found if operand is None else operand.version
