@@ -27,6 +27,7 @@ from safemodules.conversion.stale_reads import StaleReads
 from safemodules.conversion.survey import AnySite, FlagSite, SourceSite, Survey
 from safemodules.conversion.swap import apply_swaps
 from safemodules.errors import ConversionError, MismatchError
+from safemodules.mutation.liveness.verdicts import Effect
 from safemodules.rewriting.inference import out_of_place
 from safemodules.state import preserved, seed_everything
 from safemodules.trees import CallArguments, clone_inputs
@@ -69,6 +70,8 @@ class Trial:
         clashing: the sites that overwrite what backward needs.
         readers: load-bearing sites, and who reads what they overwrite.
         state: those of them that write state of the model.
+        doubtful: sites that may be read on another path, for all that the source tells.
+        trusted: those of them that the example inputs have decided.
     """
 
     def __init__(self, survey: Survey, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -79,6 +82,8 @@ class Trial:
         self.clashes = any(map(_is_clash, self.reference.values()))
         self.readers: dict[AnySite, str] = {}
         self.state: set[AnySite] = set()
+        self.doubtful: set[AnySite] = set()
+        self.trusted: set[AnySite] = set()
         self.clashing: Mapping[AnySite, SavedAndOverwritten] = {}
         if self.clashes:
             self.clashing = sites_of(self._find_clashes(), survey.sites())
@@ -97,14 +102,14 @@ class Trial:
         """
         decided = dict(decisions)
         self._keep_load_bearing(decided)
-        copies = self._mend(decided) if self.clashes else ()
+        copies = self._mended(decided)
         equivalence = self.compare(_swapped(decided), copies)
         if not equivalence.equivalent:
             self._check_repeatable()
             rounded = not self.clashes and _only_gradients(equivalence)
             for site in self._guilty(decided, copies):
                 decided[site] = ROUNDED if rounded else CHANGED
-            copies = self._mend(decided) if self.clashes else ()
+            copies = self._mended(decided)
             equivalence = self.compare(_swapped(decided), copies)
         if not equivalence.equivalent:
             raise _mismatch(equivalence, copies)
@@ -118,7 +123,7 @@ class Trial:
         readers = {s: reader for s, reader in self.readers.items() if s not in self.state}
         decided = dict(outcome.decisions)
         decided.update({site: intended(reader) for site, reader in readers.items()})
-        copies = self._mend(decided) if self.clashes else ()
+        copies = self._mended(decided)
         return Outcome(decided, copies, self.compare(_swapped(decided), copies))
 
     def _keep_load_bearing(self, decided: dict[AnySite, Decision]) -> None:
@@ -132,8 +137,10 @@ class Trial:
             if site not in ran:
                 by_source = by_source or decide_without_inputs(self.survey)
                 decided[site] = not_exercised(by_source[site])
-            elif verdicts[site].read:
+            elif verdicts[site].read and site not in self.trusted:
                 decided[site] = read_elsewhere(verdicts[site])
+                if verdicts[site].effect is not Effect.LOAD_BEARING:
+                    self.doubtful.add(site)
             if decided[site].verdict == "keep":
                 left.append(site)
         if left:
@@ -149,6 +156,21 @@ class Trial:
                 return ran
             self.readers.update(watch.found)
             decided.update({s: load_bearing(reader) for s, reader in watch.found.items()})
+
+    def _mended(self, decided: dict[AnySite, Decision]) -> tuple[SaverCopy, ...]:
+        """Mend clashes; where that fails, the example inputs decide what the source leaves open."""
+        if not self.clashes:
+            return ()
+        try:
+            return self._mend(decided)
+        except ConversionError:
+            doubtful = [site for site in self.doubtful if decided[site].verdict == "keep"]
+            if not doubtful:
+                raise
+            self.trusted.update(doubtful)
+            decided.update(dict.fromkeys(doubtful, CLASH))
+            self._keep_read(decided)
+            return self._mend(decided)
 
     def _mend(self, decided: dict[AnySite, Decision]) -> tuple[SaverCopy, ...]:
         """Swap or copy until no clash is left that backward would raise for."""

@@ -189,7 +189,9 @@ class Run:
 
     def write_flag(self, module: nn.Module, tensors: Storages, frame: Frame) -> bool:
         """A module with a flag overwrites its input; whether it is out of place."""
-        self.note_readers(tensors, frame.world, f"{self.line} overwrites it again", exact=False)
+        # what a site in its own forward has overwritten is not overwritten again
+        others = [t for t in tensors if id(module) not in frame.world.marks(t)]
+        self.note_readers(others, frame.world, f"{self.line} overwrites it again", exact=False)
         return self._overwrite(id(module), tensors, frame)
 
     def _overwrite(self, key: Key, tensors: Storages, frame: Frame) -> bool:
