@@ -72,7 +72,7 @@ def is_alike(result: Any, target: Tensor) -> bool:
     """Whether a result is what an in-place operator would have left in the target."""
     return (
         type(result) is type(target)
-        and result.layout is torch.strided
+        and result.layout is target.layout is torch.strided
         and result.dtype is target.dtype
         and result.shape == target.shape
         and result.device == target.device
