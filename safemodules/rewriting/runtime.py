@@ -86,13 +86,6 @@ def _augmented(name: str) -> Callable[[Any, Any], Any]:
     out_of_place, in_place = AUGMENTED_FUNCTIONS[name]
 
     def augmented(target: Any, value: Any) -> Any:
-        # the usual case first: nothing is state, and no history could be lost
-        if type(target) is Tensor and type(value) is Tensor and torch.is_grad_enabled():
-            try:
-                result = out_of_place(target, value)
-            except Exception:  # the in-place operator says it in its own words
-                return in_place(stand_in(target), value)
-            return result if is_alike(result, target) else in_place(stand_in(target), value)
         if written_in_place(target):
             return in_place(target, value)
         if isinstance(value, _OPERANDS):
