@@ -30,10 +30,9 @@ import torch
 from benchmarks.cases import SUITES, Case, load_suite, select
 from benchmarks.report import RESULTS, table, versions
 from safemodules.conversion.decisions import UNDECIDED, decide_without_inputs, verdicts_from_source
-from safemodules.conversion.rewriter import make_rewriting
 from safemodules.conversion.stale_reads import StaleReads
-from safemodules.conversion.survey import AnySite, SourceSite, Survey, survey_model
-from safemodules.conversion.swap import apply_swaps
+from safemodules.conversion.survey import AnySite, Survey, survey_model
+from safemodules.conversion.trial import converted
 from safemodules.mutation.liveness.verdicts import Effect
 from safemodules.state import preserved, seed_everything
 from safemodules.trees import CallArguments, clone_inputs
@@ -86,9 +85,7 @@ def truth(
 def watched(survey: Survey, sites: Sequence[AnySite], case: Case) -> StaleReads:
     """A run with some sites swapped, in each mode."""
     watch = StaleReads(sites)
-    sources = [site for site in sites if isinstance(site, SourceSite)]
-    undo = apply_swaps(survey, sites, make_rewriting(survey, sources, flags=True), None)
-    try:
+    with converted(survey, sites):
         for mode in case.modes:
             call = case.call(mode)
             with preserved(survey.model):
@@ -97,8 +94,6 @@ def watched(survey: Survey, sites: Sequence[AnySite], case: Case) -> StaleReads:
                 given = CallArguments(call.args, call.kwargs)
                 handed, _ = clone_inputs(given, requires_grad=False)
                 watch.run(survey.model, handed)
-    finally:
-        undo()
     return watch
 
 
@@ -109,7 +104,7 @@ def run(case: Case) -> Row:
     started = time.perf_counter()
     verdicts = verdicts_from_source(survey)
     row.seconds = time.perf_counter() - started
-    decisions = decide_without_inputs(survey)
+    decisions = decide_without_inputs(survey, verdicts)
     row.decided = sum(not decisions[site].reason.startswith(UNDECIDED) for site in verdicts)
     found, ran = truth(survey, list(verdicts), case)
     row.ran = len(ran)

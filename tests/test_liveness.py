@@ -10,8 +10,10 @@ from torch import nn
 from safemodules.conversion.decisions import verdicts_from_source
 from safemodules.conversion.stale_reads import StaleReads
 from safemodules.conversion.survey import survey_model
+from safemodules.conversion.trial import converted
 from safemodules.mutation.liveness import kinds
 from safemodules.mutation.liveness.verdicts import Effect
+from safemodules.trees import CallArguments
 
 HEAD = """
 import torch
@@ -211,18 +213,11 @@ def effects(model):
 
 def stale(model, x):
     """What a run with every site swapped finds."""
-    from safemodules.conversion.rewriter import make_rewriting
-    from safemodules.conversion.survey import SourceSite
-    from safemodules.conversion.swap import apply_swaps
-    from safemodules.trees import CallArguments
-
     survey = survey_model(model)
     sites = [s for s in survey.sites() if getattr(s, "obstacle", None) is None]
-    sources = [s for s in sites if isinstance(s, SourceSite)]
     watch = StaleReads(sites)
-    undo = apply_swaps(survey, sites, make_rewriting(survey, sources, flags=True), None)
-    watch.run(model, CallArguments((x,), {}))
-    undo()
+    with converted(survey, sites):
+        watch.run(model, CallArguments((x,), {}))
     return watch.found
 
 

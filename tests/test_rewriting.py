@@ -16,7 +16,7 @@ from sources import load_source
 
 import safemodules as sm
 from safemodules.conversion.rewriter import make_rewriting
-from safemodules.conversion.survey import SourceSite, survey_model
+from safemodules.conversion.survey import survey_model
 from safemodules.conversion.swap import apply_swaps
 
 HEAD = """
@@ -564,9 +564,7 @@ def swap_everything(model):
     """Swap all sites that can be, whatever they do: the cases are made so that none matters."""
     survey = survey_model(model)
     swapped = [site for site in survey.sites() if getattr(site, "obstacle", None) is None]
-    rewriting = make_rewriting(
-        survey, [s for s in swapped if isinstance(s, SourceSite)], flags=True
-    )
+    rewriting = make_rewriting(survey, swapped)
     apply_swaps(survey, swapped, rewriting, None)
     return survey, rewriting
 

@@ -92,13 +92,19 @@ def read_elsewhere(verdict: SiteVerdict) -> Decision:
     )
 
 
-def decide_without_inputs(survey: Survey) -> dict[AnySite, Decision]:
-    """Decide the sites that are plain from the source alone; the rest is kept."""
+def decide_without_inputs(
+    survey: Survey, verdicts: Mapping[AnySite, SiteVerdict]
+) -> dict[AnySite, Decision]:
+    """Decide the sites that the source alone decides; the rest is kept.
+
+    Args:
+        survey: the model's sites.
+        verdicts: see :func:`verdicts_from_source`.
+    """
     found = [
         (reached, analyse(reached)) for reached in survey.reach.all() if reached.source is not None
     ]
     levels = _site_levels(found)
-    verdicts = verdicts_from_source(survey)
     decisions: dict[AnySite, Decision] = {}
     for site in survey.sources:
         if site.obstacle is not None:

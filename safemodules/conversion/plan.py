@@ -12,6 +12,7 @@ from safemodules.conversion.decisions import (
     Decision,
     decide_with_inputs,
     decide_without_inputs,
+    verdicts_from_source,
 )
 from safemodules.conversion.record import (
     ConversionRecord,
@@ -20,7 +21,7 @@ from safemodules.conversion.record import (
 )
 from safemodules.conversion.rewriter import make_rewriting
 from safemodules.conversion.savers import SaverCopy
-from safemodules.conversion.survey import AnySite, SourceSite, Survey, survey_model
+from safemodules.conversion.survey import AnySite, Survey, survey_model
 from safemodules.conversion.swap import RECORD_MARK, apply_swaps, check_unchanged
 from safemodules.conversion.trial import Trial
 from safemodules.errors import ConversionError, OptionError
@@ -141,8 +142,8 @@ def plan_conversion(
         example_inputs: a tensor, or a tuple of positional arguments, that the forward accepts.
             With them the converted model is compared with the original, in train and in eval
             mode: outputs, gradients, buffers, random numbers and inputs, bit for bit.
-            Without them nothing is run, and only sites whose tensor is plainly a fresh result
-            that nothing else refers to are swapped.
+            Without them nothing is run, and only sites are swapped whose old tensor nobody can
+            read afterwards, as far as the source tells.
         example_kwargs: keyword arguments of the forward.
         inplace: ``"all"`` swaps every site that leaves the function as it is; ``"unsafe"``
             only those that overwrite what backward needs, which is the smallest change that
@@ -187,7 +188,8 @@ def plan_conversion(
     report("reading the source", 0, total)
     survey = survey_model(model)
     if without_inputs:
-        decisions = {**decide_without_inputs(survey), **_done(survey)}
+        by_source = decide_without_inputs(survey, verdicts_from_source(survey))
+        decisions = {**by_source, **_done(survey)}
         report("making the edits", 1, total)
         return _plan(survey, decisions, None)
     args = () if example_inputs is None else as_arguments(example_inputs)
@@ -215,10 +217,8 @@ def _plan(
     copies: Sequence[SaverCopy] = (),
 ) -> ConversionPlan:
     swapped = tuple(site for site, decision in decisions.items() if decision.verdict == "swap")
-    sources = [site for site in swapped if isinstance(site, SourceSite)]
     news = copies or not all(site.done for site in swapped)
-    flags = len(sources) < len(swapped)
-    rewriting = make_rewriting(survey, sources, copies, flags=flags) if news else None
+    rewriting = make_rewriting(survey, swapped, copies) if news else None
     diff = "" if rewriting is None else "".join(f.diff() for f in rewriting.files.values())
     record = ConversionRecord(
         planned_sites(decisions), tuple(survey.skipped), equivalence, diff, tuple(map(str, copies))

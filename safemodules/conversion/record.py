@@ -82,16 +82,16 @@ class ConversionRecord:
         """What the user must know when the conversion is made: nothing found, or parts skipped."""
         lines = [] if self.sites else [NOTHING_FOUND]
         open_sites = [site for site in self.sites if site.reason.startswith(UNDECIDED)]
-        if open_sites:
-            lines.append("these sites are left in place; example_inputs would decide them:")
-            lines += [f"  {each.site}: {each.reason}" for each in open_sites[:_WARNED]]
-            if len(open_sites) > _WARNED:
-                lines.append(f"  ... and {len(open_sites) - _WARNED} more, see the plan")
-        if self.skipped:
-            lines.append("these parts of the model are left as they are:")
-            lines += [f"  {skipped}" for skipped in self.skipped[:_WARNED]]
-            if len(self.skipped) > _WARNED:
-                lines.append("  ...; plan_conversion(model).skipped lists all")
+        lines += _listed(
+            "these sites are left in place; example_inputs would decide them:",
+            [f"{each.site}: {each.reason}" for each in open_sites],
+            f"... and {len(open_sites) - _WARNED} more, see the plan",
+        )
+        lines += _listed(
+            "these parts of the model are left as they are:",
+            list(map(str, self.skipped)),
+            "...; plan_conversion(model).skipped lists all",
+        )
         return "\n".join(lines) or None
 
     def table(self) -> str:
@@ -144,6 +144,14 @@ class ConversionRecord:
             shown = f"<p>{html.escape(NOTHING_FOUND)}</p>"
         rest = "\n".join(self._rest())
         return f"{shown}<pre>{html.escape(rest)}</pre>" if rest else shown
+
+
+def _listed(head: str, entries: Sequence[str], more: str) -> list[str]:
+    """A list for a warning: some entries below a head, and what to say if there are more."""
+    if not entries:
+        return []
+    shown = [*entries[:_WARNED], *([more] if len(entries) > _WARNED else [])]
+    return [head, *(f"  {entry}" for entry in shown)]
 
 
 def joined(records: Sequence[ConversionRecord]) -> ConversionRecord:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from safemodules.conversion.savers import SaverCopy
-from safemodules.conversion.survey import SourceSite, Survey
+from safemodules.conversion.survey import AnySite, SourceSite, Survey
 from safemodules.mutation.found import Reference
 from safemodules.mutation.internals import user_class_of
 from safemodules.mutation.reach import (
@@ -27,11 +27,7 @@ from safemodules.rewriting.templates import Templates
 
 
 def make_rewriting(
-    survey: Survey,
-    swapped: Collection[SourceSite],
-    copies: Collection[SaverCopy] = (),
-    *,
-    flags: bool,
+    survey: Survey, swapped: Collection[AnySite], copies: Collection[SaverCopy] = ()
 ) -> Rewriting | None:
     """Edit, compile and collect what a set of swapped sites needs.
 
@@ -39,20 +35,20 @@ def make_rewriting(
         survey: what the model holds.
         swapped: the sites that become out of place; none has an obstacle.
         copies: copies for what backward has saved.
-        flags: flags are switched off, too.
 
     Returns:
         The edited code, or ``None`` if nothing is edited.
     """
-    if not swapped and not copies and not flags:
+    if not swapped and not copies:
         return None
     reach = survey.reach
-    changed = _changed_functions(reach, swapped, copies)
+    sources = [site for site in swapped if isinstance(site, SourceSite)]
+    changed = _changed_functions(reach, sources, copies)
     edits: dict[str, set[Edit]] = {}
     files: dict[str, SourceFile] = {}
     modules: dict[str, str] = {}
     owners = {copied.owner for copied in copies}
-    for site in swapped:
+    for site in sources:
         files[site.file.filename] = site.file
         made = Templates(site.file, owned=site in owners).edit(site.found, site.class_name)
         edits.setdefault(site.file.filename, set()).update(made)

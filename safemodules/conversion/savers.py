@@ -33,8 +33,8 @@ _OPERATORS = {
 _NAMES = {"true_divide": "div", "truediv": "div", "rpow": "pow", "rsub": "sub"}
 _RESULT = "its result is copied for the rest of the forward"
 _OPERAND = "its operand is copied for the rest of the forward"
+_VIEWS = "its views are made one by one"
 _WRITTEN = "computed from copies, and written through"
-_THROUGH = (SiteKind.AUGMENTED, SiteKind.METHOD, SiteKind.FUNCTION, SiteKind.FUNCTION_FLAG)
 _OTHERS = (SiteKind.ITEM, SiteKind.OUT)
 
 
@@ -134,7 +134,7 @@ def saver_copies(
     owners = [site for site in here if site in swapped] if clash.saves_result else []
     if owners:
         return [SaverCopy(clash.saver, _RESULT, site.file, (), site) for site in owners]
-    through = [site for site in here if site not in swapped and site.found.kind in _THROUGH]
+    through = [site for site in here if site not in swapped]
     if through:
         return [_through(site, clash) for site in through]
     if clash.role == VIEWS:
@@ -174,12 +174,14 @@ def _single_views(survey: Survey, clash: SavedAndOverwritten) -> Iterator[SaverC
         yield _view_copy(call.reached, call.node, clash)
 
 
-def _view_copy(reached: Reached, node: ast.expr, clash: SavedAndOverwritten) -> SaverCopy:
+def _templates(reached: Reached) -> Templates:
     assert reached.source is not None
-    file = reached.source.file
-    return SaverCopy(
-        clash.saver, "its views are made one by one", file, (Templates(file).views(node),)
-    )
+    return Templates(reached.source.file)
+
+
+def _view_copy(reached: Reached, node: ast.expr, clash: SavedAndOverwritten) -> SaverCopy:
+    templates = _templates(reached)
+    return SaverCopy(clash.saver, _VIEWS, templates.file, (templates.views(node),))
 
 
 def _is_saver(site: SourceSite, clash: SavedAndOverwritten) -> bool:
@@ -214,9 +216,9 @@ def _through(site: SourceSite, clash: SavedAndOverwritten) -> SaverCopy:
 
 
 def _through_call(call: _Candidate, clash: SavedAndOverwritten) -> SaverCopy:
-    assert call.reached.source is not None and isinstance(call.node, ast.Call)
-    file = call.reached.source.file
-    return SaverCopy(clash.saver, _WRITTEN, file, (Templates(file).through_call(call.node),))
+    assert isinstance(call.node, ast.Call)
+    templates = _templates(call.reached)
+    return SaverCopy(clash.saver, _WRITTEN, templates.file, (templates.through_call(call.node),))
 
 
 def _on_line(survey: Survey, line: Line) -> Iterator[tuple[Reached, ast.AST, Scope]]:
@@ -247,8 +249,7 @@ def _copy(
     *,
     wide: bool,
 ) -> SaverCopy:
-    assert candidate.reached.source is not None
-    file = candidate.reached.source.file
+    templates = _templates(candidate.reached)
     nodes: list[ast.expr] = []
     if clash.saves_result or wide:
         nodes.append(candidate.node)
@@ -256,5 +257,6 @@ def _copy(
         operands = candidate.operands()
         nodes += operands[:1] if clash.role in ("self", "input") and not wide else operands
     edited = {id(site.found.node) for site in swapped if isinstance(site, SourceSite)}
-    edits = tuple(Templates(file).own(node) for node in nodes if id(node) not in edited)
-    return SaverCopy(clash.saver, _RESULT if clash.saves_result else _OPERAND, file, edits)
+    edits = tuple(templates.own(node) for node in nodes if id(node) not in edited)
+    what = _RESULT if clash.saves_result else _OPERAND
+    return SaverCopy(clash.saver, what, templates.file, edits)

@@ -28,6 +28,7 @@ from safemodules import rewriting
 from safemodules.conversion.survey import AnySite, FlagSite, SourceSite
 from safemodules.mutation.frames import locate_from
 from safemodules.mutation.internals import module_calls
+from safemodules.mutation.liveness.kinds import takes_form_of_first
 from safemodules.mutation.operations import may_write, state_tensors, storage_of, tensors_in
 from safemodules.mutation.operators import flagged_functions
 from safemodules.rewriting.copies import written_in_place
@@ -41,8 +42,6 @@ _SILENT = frozenset(
     """__get__ __len__ data_ptr dim element_size is_complex is_contiguous is_floating_point numel
     size stride untyped_storage""".split()
 )
-_FORMS = ("_like",)  # of the first argument
-_NEW = ("new_",)
 _KEPT = "{} of the model keeps it"
 _FORM_OF_SECOND = frozenset({"expand_as", "view_as", "reshape_as", "type_as", "resize_as_"})
 
@@ -236,7 +235,7 @@ def _targets(names: Mapping[str, Any]) -> Iterable[Tensor]:
 
 def _read(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Arguments of an operation whose values it may read."""
-    if name.endswith(_FORMS) or name.startswith(_NEW):
+    if takes_form_of_first(name):
         args = args[1:]
     elif name in _FORM_OF_SECOND:
         args = args[:1]

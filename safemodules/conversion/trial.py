@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from safemodules.conversion.clashes import SavedAndOverwritten, find_clashes, sites_of
@@ -24,10 +25,10 @@ from safemodules.conversion.decisions import (
 from safemodules.conversion.rewriter import make_rewriting
 from safemodules.conversion.savers import SaverCopy, saver_copies, saver_sites
 from safemodules.conversion.stale_reads import StaleReads
-from safemodules.conversion.survey import AnySite, FlagSite, SourceSite, Survey
+from safemodules.conversion.survey import AnySite, FlagSite, Survey
 from safemodules.conversion.swap import apply_swaps
 from safemodules.errors import ConversionError, MismatchError
-from safemodules.mutation.liveness.verdicts import Effect
+from safemodules.mutation.liveness.verdicts import Effect, SiteVerdict
 from safemodules.rewriting.inference import out_of_place
 from safemodules.state import preserved, seed_everything
 from safemodules.trees import CallArguments, clone_inputs
@@ -88,6 +89,16 @@ class Trial:
         if self.clashes:
             self.clashing = sites_of(self._find_clashes(), survey.sites())
 
+    @cached_property
+    def verdicts(self) -> dict[AnySite, SiteVerdict]:
+        """What the source says of each site."""
+        return verdicts_from_source(self.survey)
+
+    @cached_property
+    def by_source(self) -> dict[AnySite, Decision]:
+        """What would be done without example inputs."""
+        return decide_without_inputs(self.survey, self.verdicts)
+
     def confirm(self, decisions: Mapping[AnySite, Decision]) -> Outcome:
         """Compare the model converted by some decisions with the original.
 
@@ -129,21 +140,16 @@ class Trial:
     def _keep_load_bearing(self, decided: dict[AnySite, Decision]) -> None:
         """Leave in place what is read afterwards, or may be on a path that was not taken."""
         ran = self._keep_read(decided)
-        by_source, verdicts = None, verdicts_from_source(self.survey)
-        left = []
-        for site in _swapped(decided):
-            if decided[site] is DONE:
-                continue
+        swapped = [site for site in _swapped(decided) if decided[site] is not DONE]
+        for site in swapped:
+            verdict = self.verdicts[site]
             if site not in ran:
-                by_source = by_source or decide_without_inputs(self.survey)
-                decided[site] = not_exercised(by_source[site])
-            elif verdicts[site].read and site not in self.trusted:
-                decided[site] = read_elsewhere(verdicts[site])
-                if verdicts[site].effect is not Effect.LOAD_BEARING:
+                decided[site] = not_exercised(self.by_source[site])
+            elif verdict.read and site not in self.trusted:
+                decided[site] = read_elsewhere(verdict)
+                if verdict.effect is not Effect.LOAD_BEARING:
                     self.doubtful.add(site)
-            if decided[site].verdict == "keep":
-                left.append(site)
-        if left:
+        if any(decided[site].verdict == "keep" for site in swapped):
             self._keep_read(decided)
 
     def _keep_read(self, decided: dict[AnySite, Decision]) -> set[AnySite]:
@@ -213,7 +219,7 @@ class Trial:
     def _clashes_left(
         self, decided: Mapping[AnySite, Decision], copies: Sequence[SaverCopy]
     ) -> list[SavedAndOverwritten]:
-        with self.converted(_swapped(decided), copies):
+        with converted(self.survey, _swapped(decided), copies):
             return self._find_clashes()
 
     def _find_clashes(self) -> list[SavedAndOverwritten]:
@@ -238,26 +244,13 @@ class Trial:
         self, swapped: Sequence[AnySite], copies: Sequence[SaverCopy]
     ) -> dict[str, Observation]:
         model, call = self.survey.model, self.call
-        with self.converted(swapped, copies), out_of_place():
+        with converted(self.survey, swapped, copies), out_of_place():
             return observe_modes(model, call.inputs, call.kwargs, self.modes, like=self.reference)
-
-    @contextmanager
-    def converted(
-        self, swapped: Sequence[AnySite], copies: Sequence[SaverCopy] = ()
-    ) -> Iterator[None]:
-        """The model with some sites swapped; afterwards it is as it was."""
-        sources = [site for site in swapped if isinstance(site, SourceSite)]
-        rewriting = make_rewriting(self.survey, sources, copies, flags=len(sources) < len(swapped))
-        undo = apply_swaps(self.survey, swapped, rewriting, None)
-        try:
-            yield
-        finally:
-            undo()
 
     def _watch(self, swapped: Sequence[AnySite]) -> StaleReads:
         """Run the model with some sites swapped, and watch who reads old tensors."""
         watch = StaleReads(swapped)
-        with self.converted(swapped):
+        with converted(self.survey, swapped):
             for mode in self.modes:
                 with preserved(self.survey.model):
                     set_mode(self.survey.model, mode)
@@ -275,6 +268,18 @@ class Trial:
                 f"nothing can be compared with it:\n{plain}\nMake it deterministic, or convert "
                 "it without example_inputs."
             )
+
+
+@contextmanager
+def converted(
+    survey: Survey, swapped: Sequence[AnySite], copies: Sequence[SaverCopy] = ()
+) -> Iterator[None]:
+    """A model with some sites swapped; afterwards it is as it was."""
+    undo = apply_swaps(survey, swapped, make_rewriting(survey, swapped, copies), None)
+    try:
+        yield
+    finally:
+        undo()
 
 
 def _mismatch(equivalence: Equivalence, copies: Sequence[SaverCopy]) -> MismatchError:

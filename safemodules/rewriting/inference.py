@@ -69,13 +69,11 @@ def _train(model: nn.Module, args: Any, kwargs: Any) -> Any:
 
 
 def _infer(model: nn.Module, args: Any, kwargs: Any) -> Any:
-    mine: list[nn.Module] = []
     with _lock:
         if not _trainings:
-            mine = list(_switched_off(model))
-            for module in mine:
+            for module in _switched_off(model):
                 module.__dict__[_FLAG] = True
-            _switched.extend(mine)
+                _switched.append(module)
     _thread.inference = True
     try:
         return nn.Module.__call__(model, *args, **kwargs)

@@ -183,36 +183,53 @@ def written_out(call: Callable[..., Any], /, *args: Any, out: Any, **kwargs: Any
 # -- copies for what backward has saved -----------------------------------------------------
 
 
+def _through(
+    in_place: Callable[..., Any],
+    compute: Callable[..., Any],
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """What overwrites a tensor, computed from copies, and written to the tensor itself."""
+    if not isinstance(target, Tensor) or not torch.is_grad_enabled():
+        return in_place(target, *args, **kwargs)
+    named = {key: own(argument) for key, argument in kwargs.items()}
+    return target.copy_(compute(own(target), *map(own, args), **named))
+
+
+def _in_place_method(name: str) -> Callable[..., Any]:
+    def call(target: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(target, name)(*args, **kwargs)
+
+    return call
+
+
 def through(name: str) -> Callable[..., Any]:
     """``target.<name>(...)`` computed from copies, and written to the target itself."""
-    in_place = AUGMENTED_FUNCTIONS[name][1] if name in AUGMENTED_FUNCTIONS else None
-    compute = AUGMENTED_HELPERS[name] if in_place else method(name)
+    if name in AUGMENTED_FUNCTIONS:
+        in_place, compute = AUGMENTED_FUNCTIONS[name][1], AUGMENTED_HELPERS[name]
+    else:
+        in_place, compute = _in_place_method(name), method(name)
 
     def written(target: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(target, Tensor) or not torch.is_grad_enabled():
-            return in_place(target, *args) if in_place else getattr(target, name)(*args, **kwargs)
-        named = {key: own(argument) for key, argument in kwargs.items()}
-        return target.copy_(compute(own(target), *map(own, args), **named))
+        return _through(in_place, compute, target, args, kwargs)
 
     return _named(written, name)
 
 
 def through_function(call: Callable[..., Any], target: Any, /, *args: Any, **kwargs: Any) -> Any:
     """``F.elu_(target, ...)`` computed from copies, and written to the target itself."""
-    if not isinstance(target, Tensor) or not torch.is_grad_enabled():
-        return call(target, *args, **kwargs)
-    named = {key: own(argument) for key, argument in kwargs.items()}
-    return target.copy_(function(call, own(target), *map(own, args), **named))
+    return _through(call, functools.partial(function, call), target, args, kwargs)
 
 
 def through_flagged(
     call: Callable[..., Any], slot: int | None, target: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
-    """``F.relu(target, inplace=flag)`` computed from a copy; written if the flag is set."""
+    """``F.relu(target, inplace=flag)`` computed from copies; written if the flag is set."""
     flag = kwargs.get("inplace", False) if slot is None else args[slot - 1]
-    if not flag or not isinstance(target, Tensor) or not torch.is_grad_enabled():
+    if not flag:
         return call(target, *args, **kwargs)
-    return target.copy_(flagged(call, slot, own(target), *args, **kwargs))
+    return _through(call, functools.partial(flagged, call, slot), target, args, kwargs)
 
 
 def through_call(module: Callable[..., Any], target: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -28,7 +28,7 @@ from safemodules.mutation.liveness.values import (
     Value,
     union,
 )
-from safemodules.mutation.operators import INPLACE_MODULES, method_kind
+from safemodules.mutation.operators import INPLACE_MODULES
 from safemodules.mutation.resolution import is_foreign, is_torch_class, next_in_mro
 from safemodules.mutation.sites import SiteKind
 
@@ -45,7 +45,7 @@ class Calls(Library):
             holder = self.evaluate(node.func.value, frame)
             arguments = self._arguments(node, frame)
             if site is not None:
-                return self._site_call(site, node, holder, arguments, frame)
+                return self._site_call(site, holder, arguments, frame)
             if not isinstance(holder, Known) or isinstance(holder.object, Tensor):
                 return self.method(holder, node.func.attr, arguments, frame)
             if not isinstance(holder.object, ModuleType | nn.Module | type):
@@ -61,7 +61,7 @@ class Calls(Library):
             callee = self.evaluate(node.func, frame)
             arguments = self._arguments(node, frame)
             if site is not None:
-                return self._site_call(site, node, VALUE, arguments, frame)
+                return self._site_call(site, VALUE, arguments, frame)
         return self.call_value(callee, arguments, frame)
 
     def _arguments(self, node: ast.Call, frame: Frame) -> Arguments:
@@ -122,7 +122,7 @@ class Calls(Library):
     # -- sites --------------------------------------------------------------------------
 
     def _site_call(
-        self, site: FoundSite, node: ast.Call, holder: Value, arguments: Arguments, frame: Frame
+        self, site: FoundSite, holder: Value, arguments: Arguments, frame: Frame
     ) -> Value:
         args, kwargs = arguments
         if site.kind is SiteKind.METHOD:
@@ -134,11 +134,9 @@ class Calls(Library):
         for argument in [*args, *kwargs.values()]:
             if argument is not target or site.kind is SiteKind.METHOD:
                 self.read(argument, frame)
-        containers = frozenset(s for s in target.storages if frame.world.is_container(s))
+        containers = frame.world.containers(target.storages)
         tensors = target.storages - containers
-        if site.kind is SiteKind.METHOD and method_kind(site.op) != "overwrite":
-            self.read(Abstract(tensors), frame)
-        elif site.kind is not SiteKind.OUT:
+        if site.kind is not SiteKind.OUT:
             self.read(Abstract(tensors), frame)
         new = self.write(site, tensors, frame)
         if new is None:
@@ -157,7 +155,7 @@ class Calls(Library):
         if not place.accessors:
             frame.names[place.root] = Abstract(new | containers)
             return
-        holders = frozenset(s for s in root.storages if frame.world.is_container(s))
+        holders = frame.world.containers(root.storages)
         frame.world.put(holders, new)
         if isinstance(root, Items | Named):
             frame.names[place.root] = Abstract(root.storages | new)
@@ -170,7 +168,6 @@ class Calls(Library):
         self, module: nn.Module, args: list[Value], kwargs: dict[str, Value], frame: Frame
     ) -> Value:
         """Call a module of the model."""
-        self.called.add(id(module))
         cls = user_class_of(type(module))
         given = [*args, *kwargs.values()]
         standard = inspect.getattr_static(cls, "__call__") is vars(nn.Module)["__call__"]
@@ -196,14 +193,14 @@ class Calls(Library):
         self.running.pop()
         if id(module) in self.flags:
             held = frame.world.held_by(before)
-            tensors = frozenset(s for s in held if not frame.world.is_container(s))
-            self.write_flag(module, tensors - value.storages, frame)
+            tensors = held - frame.world.containers(held) - value.storages
+            self.write_flag(module, tensors, frame)
         return value
 
     def _activation(self, module: nn.Module, name: str, given: Value, frame: Frame) -> Value:
         self.read(given, frame)
-        new = frozenset({self.new(frame)})
-        tensors = frozenset(s for s in given.storages if not frame.world.is_container(s))
+        new = frozenset({self.new()})
+        tensors = given.storages - frame.world.containers(given.storages)
         if id(module) in self.flags and not self.write_flag(module, tensors, frame):
             return given  # it stays in place
         if name in kinds.DROPOUTS:
@@ -216,14 +213,14 @@ class Calls(Library):
         if name in kinds.FRESH_MODULES:
             for value in given:
                 self.read(value, frame)
-            new = Abstract(frozenset({self.new(frame)}))
+            new = Abstract(frozenset({self.new()}))
             return Items((new, new)) if name == "MultiheadAttention" else new
         if name == "Identity" and given:
             return given[0]
         if name in kinds.ALIASING_MODULES:
             for value in given:
                 self.read(value, frame)
-            return Abstract(union(given) | {self.new(frame)})
+            return Abstract(union(given) | {self.new()})
         self.opaque_module(module, f"nn.{name} is not in the table of modules")
         return self.unknown_call(given, frame)
 
@@ -286,8 +283,6 @@ class Calls(Library):
         return self.call_function(
             target, [Known(holder), *arguments[0]], arguments[1], frame, holder
         )
-
-    # -- torch --------------------------------------------------------------------------
 
 
 def _is_super(node: ast.expr) -> bool:

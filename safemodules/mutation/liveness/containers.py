@@ -1,6 +1,7 @@
 """Containers of an abstract run: what they hold, and what their entries may be."""
 
 import ast
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -55,11 +56,11 @@ class Containers(Run):
         if isinstance(value, Items):
             return Abstract(value.storages)
         storages = value.storages
-        tensors = frozenset(s for s in storages if not frame.world.is_container(s))
+        tensors = storages - frame.world.containers(storages)
         if tensors and not isinstance(key, Known) and key.storages:
             # by a mask or by indices: a copy
             self.read(Abstract(tensors), frame)
-            return Abstract(frame.world.contents(storages) | {self.new(frame)})
+            return Abstract(frame.world.contents(storages) | {self.new()})
         return Abstract(frame.world.contents(storages))
 
     def is_container(self, value: Value, frame: Frame) -> bool:
@@ -70,6 +71,14 @@ class Containers(Run):
             return isinstance(value.object, list | tuple | dict)
         storages = value.storages
         return bool(storages) and all(map(frame.world.is_container, storages))
+
+    @staticmethod
+    def list_of_modules(entries: Sequence[Value] | None) -> Value | None:
+        """A list that holds nothing but modules, and so is known."""
+        known = [entry.object for entry in entries or () if isinstance(entry, Known)]
+        if not entries or len(known) < len(entries):
+            return None
+        return Known(known) if all(isinstance(entry, nn.Module) for entry in known) else None
 
     def element_of(self, value: Value, frame: Frame) -> Value:
         """One of what iteration gives."""
@@ -93,6 +102,6 @@ class Containers(Run):
 
     def container(self, held: frozenset[int], frame: Frame) -> Value:
         """A new list, dict or set."""
-        cell = self.numbers.new()
+        cell = self.new()
         frame.world.heap[cell] = held
         return Abstract(frozenset({cell}))

@@ -11,6 +11,7 @@ from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
     NOTHING,
+    PLAIN,
     STATE,
     UNKNOWN,
     VALUE,
@@ -21,8 +22,6 @@ from safemodules.mutation.liveness.values import (
     union,
 )
 from safemodules.mutation.resolution import mangled
-
-_PLAIN = (int, float, str, bool, type(None), complex)
 
 
 class Displays(Calls):
@@ -52,12 +51,8 @@ class Displays(Calls):
 
     def _list(self, node: ast.List, frame: Frame) -> Value:
         made = self._tuple(ast.Tuple(node.elts, node.ctx), frame)
-        entries = made.entries if isinstance(made, Items) else None
-        if entries and all(
-            isinstance(e, Known) and isinstance(e.object, nn.Module) for e in entries
-        ):
-            return Known([e.object for e in entries if isinstance(e, Known)])
-        return self.container(made.storages, frame)
+        modules = self.list_of_modules(made.entries if isinstance(made, Items) else None)
+        return self.container(made.storages, frame) if modules is None else modules
 
     def _dict(self, node: ast.Dict, frame: Frame) -> Value:
         held: frozenset[int] = NOTHING
@@ -126,11 +121,8 @@ class Displays(Calls):
             frame.names.pop(name, None)
             if name in outer:
                 frame.names[name] = outer[name]
-        if entries and all(
-            isinstance(e, Known) and isinstance(e.object, nn.Module) for e in entries
-        ):
-            return Known([e.object for e in entries if isinstance(e, Known)])
-        return self.container(frozenset(held), frame)
+        modules = self.list_of_modules(entries)
+        return self.container(frozenset(held), frame) if modules is None else modules
 
     # -- targets ------------------------------------------------------------------------
 
@@ -172,7 +164,7 @@ class Displays(Calls):
         holder = self.evaluate(target.value, frame)
         self.read(self.evaluate(target.slice, frame), frame)
         storages = holder.storages
-        containers = frozenset(s for s in storages if frame.world.is_container(s))
+        containers = frame.world.containers(storages)
         tensors = storages - containers
         if containers or not tensors:
             frame.world.put(containers or frozenset({UNKNOWN}), value.storages)
@@ -189,13 +181,13 @@ class Displays(Calls):
         """``target op= value``."""
         old = self.evaluate(node.target, frame)  # Python loads the target first
         value = self.evaluate(node.value, frame)
-        if isinstance(old, Known) and isinstance(old.object, _PLAIN):
+        if isinstance(old, Known) and isinstance(old.object, PLAIN):
             result = self.operator([old, value], frame)
             self.store_plainly(node.target, result, frame)
             return
         self.read(value, frame)
         self.read(old, frame)
-        containers = frozenset(s for s in old.storages if frame.world.is_container(s))
+        containers = frame.world.containers(old.storages)
         frame.world.put(containers, frame.world.contents(value.storages))
         if isinstance(old, Items):
             self.store_plainly(node.target, Abstract(old.storages | value.storages), frame)

@@ -14,7 +14,7 @@ from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.kinds import SILENT
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
-    NOTHING,
+    PLAIN,
     STATE,
     UNKNOWN,
     VALUE,
@@ -48,7 +48,6 @@ _COMPARISONS: dict[type, Callable[..., Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-_PLAIN = (int, float, str, bool, type(None), complex)
 
 
 class Expressions(Displays):
@@ -84,7 +83,7 @@ class Expressions(Displays):
                 return answer
         if isinstance(value, Known) and isinstance(value.object, nn.Module):
             return bool(value.object) if hasattr(type(value.object), "__len__") else True
-        if isinstance(value, Known) and isinstance(value.object, _PLAIN):
+        if isinstance(value, Known) and isinstance(value.object, PLAIN):
             return bool(value.object)
         return None
 
@@ -164,15 +163,13 @@ class Expressions(Displays):
             return self.container(held, frame)
         for operand in operands:
             self.read(operand, frame)
-        if all(isinstance(o, Known) and isinstance(o.object, _PLAIN) for o in operands):
+        if all(isinstance(o, Known) and isinstance(o.object, PLAIN) for o in operands):
             return VALUE
         storages = union(operands)
         if not storages:
             return VALUE
-        inner = NOTHING.union(
-            *(frame.world.contents(frozenset({s})) for s in storages if frame.world.is_container(s))
-        )
-        return Abstract(frozenset({self.new(frame)}) | inner)
+        inner = frame.world.contents(frame.world.containers(storages))
+        return Abstract(frozenset({self.new()}) | inner)
 
     def _unary(self, node: ast.UnaryOp, frame: Frame) -> Value:
         operand = self.evaluate(node.operand, frame)
@@ -244,7 +241,7 @@ def _computed(operator: Callable[..., Any] | None, *operands: Value) -> Value | 
     objects = [operand.object for operand in operands if isinstance(operand, Known)]
     if operator is None or len(objects) < len(operands):
         return None
-    if not all(isinstance(each, _PLAIN) for each in objects):
+    if not all(isinstance(each, PLAIN) for each in objects):
         return None
     try:
         return Known(operator(*objects))

@@ -3,10 +3,8 @@
 from dataclasses import dataclass, field
 
 from safemodules.mutation.liveness.values import Value
-from safemodules.mutation.liveness.world import World
+from safemodules.mutation.liveness.world import State, World
 from safemodules.mutation.reach import Reached
-
-State = tuple[dict[str, Value], World]
 
 
 @dataclass(eq=False)
@@ -17,9 +15,8 @@ class Frame:
         reached: the function.
         names: what each local name stands for.
         world: memory.
-        depth: how deeply the call is nested.
         alive: the path goes on; otherwise it has returned, raised or left a loop.
-        returns: what was returned on other paths, with names and memory there.
+        returns: states in which other paths have returned, the value named ``return``.
         breaks: states in which the innermost loop was left.
         continues: states in which its next pass began.
     """
@@ -27,8 +24,12 @@ class Frame:
     reached: Reached
     names: dict[str, Value]
     world: World
-    depth: int
     alive: bool = True
-    returns: list[tuple[Value, dict[str, Value], World]] = field(default_factory=list)
+    returns: list[State] = field(default_factory=list)
     breaks: list[State] = field(default_factory=list)
     continues: list[State] = field(default_factory=list)
+
+    @property
+    def state(self) -> list[State]:
+        """The state of the path that is being run, if it goes on."""
+        return [(self.names, self.world)] if self.alive else []

@@ -27,7 +27,7 @@ from safemodules.mutation.liveness.values import (
     Named,
     Value,
 )
-from safemodules.mutation.liveness.world import World, join, shape_of
+from safemodules.mutation.liveness.world import State, World, join, join_all, shape_of
 
 _INERT = (ast.Pass, ast.Import, ast.ImportFrom, ast.Global)
 _ABSTRACT_ROUNDS = 10  # names that a loop may pass along, one to the next
@@ -50,8 +50,7 @@ class Interpreter(Expressions):
         reached = self.reached_of(function, holder)
         if reached is None or reached.source is None:
             raise UnsupportedError(f"{function.__qualname__} has no source that is known")
-        frame = Frame(reached, {}, world, self.depth + 1)
-        self.visited.add(function)
+        frame = Frame(reached, {}, world)
         names = self._bound(reached.source.node, function, args, kwargs)
         return self._run_body(reached.source.node, frame, names)
 
@@ -59,7 +58,7 @@ class Interpreter(Expressions):
         self, closure: Closure, args: Sequence[Value], kwargs: dict[str, Value], world: World
     ) -> tuple[Value, World]:
         """Run a nested function with the names around it."""
-        frame = Frame(closure.reached, dict(closure.names), world, self.depth + 1)
+        frame = Frame(closure.reached, {}, world)
         names = self._bound(closure.node, None, args, kwargs)
         return self._run_body(closure.node, frame, {**closure.names, **names})
 
@@ -78,20 +77,12 @@ class Interpreter(Expressions):
             self.block(body, frame)
         finally:
             self.depth -= 1
-        ends = list(frame.returns)
         if frame.alive:
-            ends.append((Known(None), frame.names, frame.world))
-        if not ends:  # more likely something is not understood than that it always raises
+            self._leave_with(Known(None), frame)
+        if not frame.returns:  # more likely something is not understood than that it always raises
             raise UnsupportedError("it does not return")
-        value, names, world = ends[0]
-        for other_value, other_names, other in ends[1:]:
-            mine = {**names, "return": value}
-            joined, world = join(
-                (mine, world), ({**other_names, "return": other_value}, other), self.numbers
-            )
-            value = joined.pop("return")
-            names = joined
-        return value, world
+        names, world = join_all(frame.returns, self.numbers)
+        return names["return"], world
 
     def _bound(
         self,
@@ -161,7 +152,11 @@ class Interpreter(Expressions):
 
     def _return(self, node: ast.Return, frame: Frame) -> None:
         value: Value = Known(None) if node.value is None else self.evaluate(node.value, frame)
-        frame.returns.append((value, frame.names, frame.world))
+        self._leave_with(value, frame)
+
+    @staticmethod
+    def _leave_with(value: Value, frame: Frame) -> None:
+        frame.returns.append(({**frame.names, "return": value}, frame.world))
         frame.alive = False
 
     def _raise(self, node: ast.Raise, frame: Frame) -> None:
@@ -185,19 +180,13 @@ class Interpreter(Expressions):
     def either(self, blocks: Sequence[Sequence[ast.stmt]], frame: Frame) -> None:
         """Run one of several blocks: all of them, each on its own."""
         before = frame.names, frame.world
-        ends = []
+        ends: list[State] = []
         for block in blocks:
             frame.names, frame.world, frame.alive = dict(before[0]), before[1].copy(), True
             self.steps += len(before[1].stale) // 16
             self.block(block, frame)
-            if frame.alive:
-                ends.append((frame.names, frame.world))
-        frame.alive = bool(ends)
-        if ends:
-            state = ends[0]
-            for other in ends[1:]:
-                state = join(state, other, self.numbers)
-            frame.names, frame.world = state
+            ends += frame.state
+        self._resume(ends, frame)
 
     def _for(self, node: ast.For, frame: Frame) -> None:
         iterated = self.evaluate(node.iter, frame)
@@ -222,17 +211,15 @@ class Interpreter(Expressions):
         """One pass through a loop's body; ``continue`` ends it."""
         outer, frame.continues = frame.continues, []
         self.block(body, frame)
-        ends = [*frame.continues, *([(frame.names, frame.world)] if frame.alive else [])]
+        ends = [*frame.continues, *frame.state]
         frame.continues = outer
         self._resume(ends, frame)
 
-    def _resume(self, ends: list[tuple[dict[str, Value], World]], frame: Frame) -> None:
+    def _resume(self, ends: list[State], frame: Frame) -> None:
+        """Go on where several paths meet."""
         frame.alive = bool(ends)
         if ends:
-            state = ends[0]
-            for other in ends[1:]:
-                state = join(state, other, self.numbers)
-            frame.names, frame.world = state
+            frame.names, frame.world = join_all(ends, self.numbers)
 
     def _repeat(self, node: Any, targets: list[tuple[ast.expr, Value]], frame: Frame) -> None:
         """A loop of any number of passes: each may be the last one."""
@@ -264,7 +251,7 @@ class Interpreter(Expressions):
         breaks, frame.breaks = frame.breaks, outer
         if frame.alive:
             self.block(node.orelse, frame)
-        self._resume([*breaks, *([(frame.names, frame.world)] if frame.alive else [])], frame)
+        self._resume([*breaks, *frame.state], frame)
 
     def _break(self, node: ast.Break, frame: Frame) -> None:
         frame.breaks.append((frame.names, frame.world))
@@ -286,11 +273,10 @@ class Interpreter(Expressions):
         before = dict(frame.names), frame.world.copy()
         self.block(node.body, frame)
         after = (frame.names, frame.world) if frame.alive else None
-        ends = []
+        ends: list[State] = []
         if after is not None:
             self.block(node.orelse, frame)
-            if frame.alive:
-                ends.append((frame.names, frame.world))
+            ends += frame.state
         for handler in node.handlers:
             # it may have been left anywhere: before, after, or in between
             begun = (dict(before[0]), before[1].copy())
@@ -301,8 +287,7 @@ class Interpreter(Expressions):
             if handler.name:
                 frame.names[handler.name] = VALUE
             self.block(handler.body, frame)
-            if frame.alive:
-                ends.append((frame.names, frame.world))
+            ends += frame.state
         self._resume(ends, frame)
         if frame.alive:
             self.block(node.finalbody, frame)

@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from safemodules.mutation import internals
+from safemodules.mutation import fresh_tables, internals
 
 # Results that share the memory of the first argument; values are not read.
 VIEWS = frozenset(
@@ -26,11 +26,9 @@ SILENT = frozenset(
     is_floating_point is_leaf is_sparse itemsize layout name ndim ndimension nelement numel
     requires_grad shape size stride storage_offset""".split()
 )
-# New tensors that take only their form from an argument.
-FACTORIES = frozenset(
-    """arange empty empty_like eye full full_like linspace logspace new_empty new_full new_ones
-    new_tensor new_zeros ones ones_like rand rand_like randint randint_like randn randn_like
-    randperm scalar_tensor zeros zeros_like""".split()
+# New tensors that take no memory from an argument.
+FACTORIES = fresh_tables.FACTORIES | frozenset(
+    "logspace new_tensor randint_like scalar_tensor".split()
 )
 # Results are new memory. Composite operators, for which torch declares nothing that can be
 # relied on; each was looked up in the source of torch 2.14.
@@ -46,17 +44,31 @@ FRESH_COMPOSITES = frozenset(
     softmin softplus std stack tanhshrink tile upsample vander var where""".split()
 )
 # Operators of Python and methods of numbers; their results hold no tensor.
-NUMBERS = frozenset({"item", "tolist", "count_nonzero_", "is_same_size", "equal", "allclose"})
+NUMBERS = frozenset({"item", "tolist", "is_same_size", "equal", "allclose"})
 CONTAINER_WRITERS = frozenset("append extend insert update setdefault appendleft".split())
 CONTAINER_READERS = frozenset("pop popitem get values items keys copy popleft index".split())
 BUILTINS_OF_VALUES = frozenset(
     """bool int float complex str repr format print len isinstance issubclass hasattr callable id
     hash type ord chr range slice""".split()
 )
-BUILTINS_OF_ENTRIES = frozenset(
-    "list tuple set frozenset iter next reversed sorted enumerate zip dict map filter".split()
-)
 BUILTINS_OF_NUMBERS = frozenset("sum max min abs round any all divmod pow".split())
+
+# Modules of torch whose result is new memory in every mode.
+FRESH_MODULES = frozenset(cls.__name__ for cls in fresh_tables.FRESH_MODULES) | frozenset(
+    """AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d CrossEntropyLoss GRU L1Loss LSTM
+    MSELoss MaxPool1d MaxPool2d MaxPool3d MultiheadAttention RMSNorm RNN Upsample
+    UpsamplingBilinear2d UpsamplingNearest2d""".split()
+)
+# Modules of torch whose result is their input, a view of it, or a copy.
+ALIASING_MODULES = frozenset(
+    """ConstantPad1d ConstantPad2d ConstantPad3d Flatten Identity PixelShuffle PixelUnshuffle
+    ReflectionPad1d ReflectionPad2d ReplicationPad2d Unflatten ZeroPad1d ZeroPad2d
+    ZeroPad3d""".split()
+)
+DROPOUTS = frozenset(cls.__name__ for cls in fresh_tables.TRANSPARENT_MODULES) - {"Identity"}
+DROPOUT_FUNCTIONS = frozenset(
+    "alpha_dropout dropout dropout1d dropout2d dropout3d feature_alpha_dropout".split()
+)
 
 
 @functools.cache
@@ -78,25 +90,6 @@ def _is_operator(name: str) -> bool:
     return name.startswith("__") and name.endswith("__") and hasattr(torch.Tensor, name)
 
 
-# Modules of torch whose result is new memory in every mode.
-FRESH_MODULES = frozenset(
-    """AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d AdaptiveMaxPool2d
-    AdaptiveMaxPool3d AvgPool1d AvgPool2d AvgPool3d BatchNorm1d BatchNorm2d BatchNorm3d Bilinear
-    Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d CrossEntropyLoss
-    Embedding GELU GLU GRU GroupNorm InstanceNorm1d InstanceNorm2d InstanceNorm3d L1Loss LSTM
-    LayerNorm Linear LocalResponseNorm LogSigmoid LogSoftmax MSELoss MaxPool1d MaxPool2d MaxPool3d
-    MultiheadAttention PReLU RMSNorm RNN Sigmoid Softmax Softmax2d Softplus Softsign SyncBatchNorm
-    Tanh Upsample UpsamplingBilinear2d UpsamplingNearest2d""".split()
-)
-# Modules of torch whose result is their input, a view of it, or a copy.
-ALIASING_MODULES = frozenset(
-    """ConstantPad1d ConstantPad2d ConstantPad3d Flatten Identity PixelShuffle PixelUnshuffle
-    ReflectionPad1d ReflectionPad2d ReplicationPad2d Unflatten ZeroPad1d ZeroPad2d
-    ZeroPad3d""".split()
-)
-DROPOUTS = frozenset(
-    "AlphaDropout Dropout Dropout1d Dropout2d Dropout3d FeatureAlphaDropout".split()
-)
-DROPOUT_FUNCTIONS = frozenset(
-    "alpha_dropout dropout dropout1d dropout2d dropout3d feature_alpha_dropout".split()
-)
+def takes_form_of_first(name: str) -> bool:
+    """Whether an operator looks at the shape, dtype and place of its first argument alone."""
+    return name.endswith("_like") or name.startswith("new_")

@@ -86,20 +86,13 @@ class Library(Containers):
                 for value in args:
                     self.read(value, frame)
             return VALUE
-        if name in ("iter", "next", "reversed", "sorted"):
-            entries = self.entries_of(args[0])
-            if entries is not None and name == "reversed":
-                return Items(tuple(reversed(entries)))
+        if name in ("iter", "next", "sorted"):
             return Abstract(args[0].storages | frame.world.contents(args[0].storages))
         if name in kinds.BUILTINS_OF_NUMBERS:
             for value in args:
                 self.read(value, frame)
             found = union(args)
-            return (
-                Abstract(frame.world.contents(found) | found | {self.new(frame)})
-                if found
-                else VALUE
-            )
+            return Abstract(frame.world.contents(found) | found | {self.new()}) if found else VALUE
         return self.unknown_call(args, frame)
 
     def _construct(
@@ -114,7 +107,7 @@ class Library(Containers):
         if issubclass(cls, BaseException) or cls is torch.Size:
             return VALUE
         if issubclass(cls, Tensor):
-            return self.torch_call("clone_perhaps", args, kwargs, frame)
+            return self.torch_call("to", args, kwargs, frame)  # perhaps a view
         plain = (
             is_foreign(_file_of(cls))
             or issubclass(cls, tuple)
@@ -183,7 +176,7 @@ class Library(Containers):
         """A method of a tensor, or of a container."""
         args, kwargs = arguments
         given = [*args, *kwargs.values()]
-        containers = frozenset(s for s in holder.storages if frame.world.is_container(s))
+        containers = frame.world.containers(holder.storages)
         if name in kinds.CONTAINER_WRITERS:
             held = holder.storages or frozenset({UNKNOWN})
             inner = union(given)
@@ -220,19 +213,19 @@ class Library(Containers):
                 self.read(value, frame)
             return VALUE
         if name in kinds.FACTORIES:
-            new = self.new(frame)
+            new = self.new()
             frame.world.filled.add(new)
             return Abstract(frozenset({new}))
         if name in kinds.VIEWS and args:
             return Abstract(frame.world.contents(args[0].storages))
         for value in given:
             self.read(value, frame)
-        new = self.new(frame)
+        new = self.new()
         if name in kinds.DROPOUT_FUNCTIONS and args:
             return Abstract(self.perhaps(frozenset({new}), args[0].storages, None, frame))
         if kinds.is_fresh(name):
             return Abstract(frozenset({new}))
-        if name in kinds.PERHAPS_COPIES or name == "clone_perhaps":
+        if name in kinds.PERHAPS_COPIES:
             return Abstract(frame.world.held_by(union(given)) | {new})
         if not union(given) and not _holds_module(given):
             return Abstract(frozenset({new}))  # a switch, a generator, a dtype

@@ -49,8 +49,6 @@ class Run:
         self.unknown: dict[Key, str] = {}
         self.filled: dict[Key, bool] = {}
         self.ran: set[Key] = set()
-        self.visited: set[FunctionType] = set()
-        self.called: set[int] = set()
         self.opaque_functions: dict[FunctionType, str] = {}
         self.opaque_modules: dict[int, str] = {}
         self.numbers = Numbers()
@@ -116,7 +114,7 @@ class Run:
         if self.steps > _STEPS:
             raise UnsupportedError("the forward is too long")
 
-    def new(self, frame: Frame) -> int:
+    def new(self) -> int:
         """New memory."""
         return self.numbers.new()
 
@@ -182,7 +180,7 @@ class Run:
         if not all(swapped):
             self.read(Abstract(tensors), frame)
             return None
-        new = self.new(frame)
+        new = self.new()
         if filled:
             frame.world.filled.add(new)
         return frozenset({new})

@@ -105,6 +105,7 @@ class Method(Value):
     holder: Any
 
 
+PLAIN = (int, float, str, bool, type(None), complex)
 VALUE = Abstract()  # a number, a shape, a flag
 
 

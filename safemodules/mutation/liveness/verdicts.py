@@ -89,7 +89,7 @@ def _run(
     inputs = run.numbers.new()
     given: Value = Abstract(frozenset({inputs}))
     caller: Any = next(reach.all(), None)  # whose text is not looked at
-    frame = Frame(caller, {}, World(), 0)
+    frame = Frame(caller, {}, World())
     args, kwargs = [given], {}
     if isinstance(forward, FunctionType):
         run.root, code = forward, forward.__code__

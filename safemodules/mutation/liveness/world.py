@@ -11,6 +11,7 @@ read of it is a read of the other one, unless that is stale by the very sites of
 that was not taken.
 """
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,6 +86,10 @@ class World:
         """Whether a storage is a list, a dict or the like."""
         return storage >= FIRST_NEW and storage in self.heap
 
+    def containers(self, storages: Storages) -> Storages:
+        """Those of some storages that are containers."""
+        return frozenset(filter(self.is_container, storages))
+
     def put(self, containers: Storages, values: Storages) -> None:
         """Let containers hold something more."""
         for container in containers:
@@ -122,6 +127,9 @@ class World:
         )
 
 
+State = tuple[dict[str, Value], World]  # names and memory
+
+
 class Numbers:
     """Gives out new storages."""
 
@@ -134,9 +142,12 @@ class Numbers:
         return self.next
 
 
-def join(
-    first: tuple[dict[str, Value], World], second: tuple[dict[str, Value], World], numbers: Numbers
-) -> tuple[dict[str, Value], World]:
+def join_all(states: Iterable[State], numbers: Numbers) -> State:
+    """What is true after any of several paths, at least one."""
+    return functools.reduce(lambda one, other: join(one, other, numbers), states)
+
+
+def join(first: State, second: State, numbers: Numbers) -> State:
     """What is true after either of two paths, see NOTE [ Perhaps the same ]."""
     (names, world), (other_names, other) = (
         _apart(first, second, numbers),
@@ -204,9 +215,7 @@ def _merge(first: dict[int, Any], second: dict[int, Any]) -> dict[int, Any]:
     return {key: first.get(key, NOTHING) | second.get(key, NOTHING) for key in {**first, **second}}
 
 
-def _apart(
-    mine: tuple[dict[str, Value], World], theirs: tuple[dict[str, Value], World], numbers: Numbers
-) -> tuple[dict[str, Value], World]:
+def _apart(mine: State, theirs: State, numbers: Numbers) -> State:
     """Give storages that only the other path has made stale another identity on this path."""
     names, world = mine
     stale = theirs[1].stale
