@@ -193,6 +193,8 @@ READ = {
     "overwritten again": "h = self.lin(x)\ny = h[:]\ny += 1  # site\nh[...] = 2\nreturn h + y",
     "zeroed again": "h = self.lin(x)\ny = h[:]\ny += 1  # site\nh.zero_()\nreturn h + y",
     "copied to again": "h = self.lin(x)\ny = h[:]\ny += 1  # site\nh.copy_(x)\nreturn h + y",
+    "data of a factory": "h = self.lin(x)\ny = h\nh += 1  # site\nreturn h + x.new_tensor(y)",
+    "value of a factory": "h = self.lin(x)\ny = h[0, 0]\nh += 1  # site\nreturn x.new_full((), y)",
     "held by an expression": "h = self.lin(x)\nreturn h + F.relu(h, inplace=True)  # site",
     "held by an augmented assignment": "h = self.lin(x)\nh += h.relu_()  # site\nreturn h",
     "state": "h = self.table\nh += 1  # site\nreturn x + 1",

@@ -213,6 +213,9 @@ class Library(Containers):
                 self.read(value, frame)
             return VALUE
         if name in kinds.FACTORIES:
+            form = args[:1] if kinds.takes_form_of_first(name) else ()
+            for value in given[len(form) :]:
+                self.read(value, frame)
             new = self.new()
             frame.world.filled.add(new)
             return Abstract(frozenset({new}))
