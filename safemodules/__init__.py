@@ -4,6 +4,7 @@ Verbs: :func:`convert_model` mends a model and :func:`verify` proves it. See the
 the errors this is for, and ``python -m safemodules --help`` for the command line.
 """
 
+from safemodules.checkpointing import checkpoint, is_recomputing
 from safemodules.conversion.convert import (
     conversion_plan,
     convert_model,
@@ -14,6 +15,7 @@ from safemodules.conversion.plan import ConversionPlan, plan_conversion
 from safemodules.conversion.record import PlannedSite
 from safemodules.diagnosis import Clash, Diagnosis, SiteReport, diagnose, watch
 from safemodules.errors import (
+    CheckpointError,
     ConversionError,
     DeviceMismatchError,
     EquivalenceError,
@@ -22,6 +24,7 @@ from safemodules.errors import (
     ModuleTypeError,
     NonFiniteReferenceError,
     OptionError,
+    RegionError,
     RevertError,
     SafeModulesError,
     SourceChangedError,
@@ -36,6 +39,7 @@ from safemodules.verification import Equivalence, verify
 __version__ = "0.1.0"
 
 __all__ = [
+    "CheckpointError",
     "Clash",
     "ConversionError",
     "ConversionPlan",
@@ -50,6 +54,7 @@ __all__ = [
     "NonFiniteReferenceError",
     "OptionError",
     "PlannedSite",
+    "RegionError",
     "RevertError",
     "SafeModulesError",
     "Site",
@@ -60,10 +65,12 @@ __all__ = [
     "SourceError",
     "StateError",
     "__version__",
+    "checkpoint",
     "conversion_plan",
     "convert_model",
     "diagnose",
     "is_converted",
+    "is_recomputing",
     "plan_conversion",
     "revert_model",
     "verify",

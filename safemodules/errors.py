@@ -30,6 +30,14 @@ class RevertError(SafeModulesError, RuntimeError):
     """A conversion cannot be undone."""
 
 
+class CheckpointError(SafeModulesError, RuntimeError):
+    """A checkpointed region cannot be computed again as it was, so it has no right gradient."""
+
+
+class RegionError(SafeModulesError, TypeError):
+    """What was given to be checkpointed is not a function whose run can be repeated."""
+
+
 class SourceError(SafeModulesError, RuntimeError):
     """The source of a function on the forward path cannot be read."""
 

@@ -141,3 +141,32 @@ def test_calls_of_modules_are_followed_and_leave_no_hook_behind():
 )
 def test_schemas_tell_what_returns_new_memory(name, new):
     assert internals.returns_new_memory(name) is new
+
+
+def test_saved_tensor_hooks_can_be_read_and_used():
+    with pytest.raises(RuntimeError, match="no saved-tensor hooks"):
+        internals.top_saved_tensor_hooks()
+    hooks = (lambda t: t, lambda t: t)
+    with torch.autograd.graph.saved_tensors_hooks(*hooks):
+        assert internals.top_saved_tensor_hooks() == hooks
+    x = torch.ones(2)
+    saved = internals.save_tensor(x)
+    assert saved.unpack() is x
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace"):
+        saved.unpack()
+
+
+def test_many_tensors_are_copied_at_once():
+    sources = [torch.ones(2), torch.arange(3)]
+    targets = [torch.zeros(2), torch.zeros(3, dtype=torch.long)]
+    internals.copy_all(targets, sources)
+    internals.copy_all([], [])
+    assert all(torch.equal(a, b) for a, b in zip(targets, sources, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace. is deprecated:FutureWarning")
+def test_tracing_is_seen():
+    seen = []
+    torch.jit.trace(lambda x: seen.append(internals.is_traced()) or x * 1, torch.ones(2))
+    assert seen[0] and not internals.is_traced()

@@ -137,6 +137,34 @@ def saved_tensor_hooks_active() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+def top_saved_tensor_hooks() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The pair of hooks that packs what is saved now; ``torch.autograd.graph`` only sets them.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    found = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    if found is None:
+        raise RuntimeError("no saved-tensor hooks are active")
+    return found
+
+
+def save_tensor(tensor: Tensor) -> Any:
+    """Save a tensor as an operation would, through the hooks that are active; has ``unpack()``."""
+    return torch._C._autograd._make_saved_tensor(tensor, is_output=False)
+
+
+def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy many tensors at once: on an accelerator one kernel in place of as many."""
+    if targets:
+        torch._foreach_copy_(targets, sources)
+
+
+def is_traced() -> bool:
+    """Whether ``torch.jit.trace`` is recording; ``torch.jit.is_tracing`` is not exported."""
+    return torch._C._is_tracing()
+
+
 # What torch says of a saved tensor that was overwritten.
 VERSIONS = re.compile(r"is at version (\d+); expected version (\d+)")
 _roles: dict[type, tuple[str, ...]] = {}

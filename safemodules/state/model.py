@@ -27,7 +27,7 @@ from safemodules.state.values import (
     SlotsRecord,
 )
 
-__all__ = ["ModelState", "module_tensors", "preserved"]
+__all__ = ["ModelState", "holds_state", "module_tensors", "preserved", "slot_names"]
 
 # Objects of these packages keep no state of a user's model; theirs are webs and caches.
 _FOREIGN: Final = frozenset({*sys.stdlib_module_names, "torch", "numpy"}) - {"collections"}
@@ -50,7 +50,8 @@ class _Record(Protocol):
         """Put a value back; return what cannot be mended."""
 
 
-def _slots(obj: object) -> tuple[str, ...]:
+def slot_names(obj: object) -> tuple[str, ...]:
+    """Return the names that the classes of an object declare as ``__slots__``."""
     names: list[str] = []
     for cls in type(obj).__mro__:
         declared = cls.__dict__.get("__slots__", ())
@@ -58,7 +59,7 @@ def _slots(obj: object) -> tuple[str, ...]:
     return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
-def _is_entered(obj: object) -> bool:
+def holds_state(obj: object) -> bool:
     """Tell whether the attributes of a plain object belong to the model's state."""
     if isinstance(obj, (nn.Module, *_NAMESPACES)):
         return True
@@ -146,9 +147,9 @@ class _Walker:
         return True
 
     def _visit_object(self, path: str, obj: object) -> None:
-        if not _is_entered(obj):
+        if not holds_state(obj):
             return
-        names = _slots(obj)
+        names = slot_names(obj)
         if names:
             values = {name: getattr(obj, name) for name in names if hasattr(obj, name)}
             self.records.append(SlotsRecord(obj, names, values))

@@ -1,0 +1,239 @@
+"""Where a region finds what it reads: namespaces, containers, closure cells, generators.
+
+A place knows its present content and takes another one; content is compared by identity, so
+what is as it was is not written.
+"""
+
+import random
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from types import CellType, FunctionType
+from typing import Any, Protocol
+
+import torch
+
+__all__ = [
+    "MISSING",
+    "ArrayPlace",
+    "CellPlace",
+    "DefaultsPlace",
+    "DictPlace",
+    "EntryPlace",
+    "GeneratorPlace",
+    "ListPlace",
+    "Place",
+    "SetPlace",
+    "SlotsPlace",
+]
+
+
+class _Missing:
+    """Stands for the content of an empty place."""
+
+
+MISSING = _Missing()
+
+
+class Place(Protocol):
+    """Somewhere that content can be read and put."""
+
+    def now(self) -> Any:
+        """The content, in a form that later changes leave alone."""
+
+    def put(self, content: Any) -> None:
+        """Make that the content."""
+
+
+@dataclass(frozen=True, slots=True)
+class DictPlace:
+    """The entries of a dict, among them the namespace of an object."""
+
+    mapping: dict[Any, Any]
+
+    def now(self) -> dict[Any, Any]:
+        """The entries."""
+        return dict(self.mapping)
+
+    def put(self, content: dict[Any, Any]) -> None:
+        """Write the entries that differ; all of them where their order does."""
+        mapping = self.mapping
+        # A subclass may forbid or reinterpret these; an OrderedDict keeps its order apart.
+        base: Any = OrderedDict if isinstance(mapping, OrderedDict) else dict
+        if list(mapping) == list(content):
+            for key, value in content.items():
+                if mapping[key] is not value:
+                    base.__setitem__(mapping, key, value)
+            return
+        for key in [key for key in mapping if key not in content]:
+            base.__delitem__(mapping, key)
+        for key, value in content.items():
+            base.pop(mapping, key, None)
+            base.__setitem__(mapping, key, value)
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPlace:
+    """One entry of a dict: a global variable."""
+
+    mapping: dict[str, Any]
+    key: str
+
+    def now(self) -> Any:
+        """The value, or :data:`MISSING`."""
+        return self.mapping.get(self.key, MISSING)
+
+    def put(self, content: Any) -> None:
+        """Bind the name."""
+        if content is MISSING:
+            self.mapping.pop(self.key, None)
+        elif self.mapping.get(self.key, MISSING) is not content:
+            self.mapping[self.key] = content
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsPlace:
+    """The ``__slots__`` of an object."""
+
+    obj: object
+    names: tuple[str, ...]
+
+    def now(self) -> dict[str, Any]:
+        """The slots that are filled."""
+        return {name: getattr(self.obj, name) for name in self.names if hasattr(self.obj, name)}
+
+    def put(self, content: dict[str, Any]) -> None:
+        """Fill the slots, and empty the others."""
+        for name in self.names:
+            if name not in content:
+                if hasattr(self.obj, name):
+                    object.__delattr__(self.obj, name)
+            elif getattr(self.obj, name, MISSING) is not content[name]:
+                object.__setattr__(self.obj, name, content[name])
+
+
+@dataclass(frozen=True, slots=True)
+class ListPlace:
+    """The items of a list or a deque."""
+
+    items: "list[Any] | deque[Any]"
+
+    def now(self) -> list[Any]:
+        """The items."""
+        return list(self.items)
+
+    def put(self, content: list[Any]) -> None:
+        """Write the items if any differs."""
+        items = self.items
+        if len(items) == len(content) and all(a is b for a, b in zip(items, content, strict=True)):
+            return
+        if isinstance(items, deque):
+            items.clear()
+            items.extend(content)
+        else:
+            list.__setitem__(items, slice(None), content)
+
+
+@dataclass(frozen=True, slots=True)
+class SetPlace:
+    """The members of a set."""
+
+    members: set[Any]
+
+    def now(self) -> frozenset[Any]:
+        """The members."""
+        return frozenset(self.members)
+
+    def put(self, content: frozenset[Any]) -> None:
+        """Write the members if they differ."""
+        if self.members != content:
+            self.members.clear()
+            self.members.update(content)
+
+
+@dataclass(frozen=True, slots=True)
+class CellPlace:
+    """The cell of a closure."""
+
+    cell: CellType
+
+    def now(self) -> Any:
+        """The content, or :data:`MISSING`."""
+        try:
+            return self.cell.cell_contents
+        except ValueError:
+            return MISSING
+
+    def put(self, content: Any) -> None:
+        """Bind the variable."""
+        if content is self.now():
+            return
+        if content is MISSING:
+            del self.cell.cell_contents
+        else:
+            self.cell.cell_contents = content
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultsPlace:
+    """The defaults of a function's parameters.
+
+    Args:
+        function: the function.
+        name: ``"__defaults__"`` or ``"__kwdefaults__"``.
+    """
+
+    function: FunctionType
+    name: str
+
+    def now(self) -> Any:
+        """The defaults."""
+        return getattr(self.function, self.name)
+
+    def put(self, content: Any) -> None:
+        """Set the defaults."""
+        if self.now() is not content:
+            setattr(self.function, self.name, content)
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorPlace:
+    """The state of a random number generator that somebody holds."""
+
+    generator: Any
+
+    def now(self) -> Any:
+        """The state."""
+        generator = self.generator
+        if isinstance(generator, torch.Generator):
+            return generator.get_state()
+        if isinstance(generator, random.Random):
+            return generator.getstate()
+        if hasattr(generator, "bit_generator"):
+            return generator.bit_generator.state
+        return generator.get_state()
+
+    def put(self, content: Any) -> None:
+        """Set the state."""
+        generator = self.generator
+        if isinstance(generator, random.Random):
+            generator.setstate(content)
+        elif hasattr(generator, "bit_generator"):
+            generator.bit_generator.state = content
+        else:
+            generator.set_state(content)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPlace:
+    """The elements of a NumPy array."""
+
+    array: Any
+
+    def now(self) -> Any:
+        """A copy of the elements."""
+        return self.array.copy()
+
+    def put(self, content: Any) -> None:
+        """Write the elements."""
+        if self.array.flags.writeable:
+            self.array[...] = content

@@ -1,0 +1,119 @@
+"""All that a region may read, as its forward met it, for its recomputation to meet again.
+
+NOTE [ The Same Objects ]: the recomputation runs the user's own function on the user's own
+modules, cells and containers. Before it, their contents are exchanged for what they were in
+the forward, with fresh copies of what the region may write; after it, for what they were
+before it. So nothing that it writes to them is left, and whatever else refers to them (hooks,
+parents, other closures) meets the same objects.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from safemodules.checkpointing.held import Copied, Held, copies_of
+from safemodules.checkpointing.packing import Packed, Path, unpack
+from safemodules.checkpointing.walk import Walk
+
+__all__ = ["Snapshot"]
+
+# Per function or module: where its regions were seen to write what nobody had copied.
+_written: "WeakKeyDictionary[Any, set[str]]" = WeakKeyDictionary()
+
+
+class Snapshot:
+    """What a call of a function may read.
+
+    Args:
+        key: the code or the module by which the habits of a region are remembered.
+        function: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+
+    Attributes:
+        devices: where the tensors are.
+        is_lazy: an uninitialised module is among what was met.
+        may_stop_early: a recomputation may end as soon as everything is saved.
+    """
+
+    def __init__(
+        self, key: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        walk = Walk(_written.get(key, frozenset()))
+        self._key = key
+        self._args = [
+            walk.pack(value, Path(None, f"argument {index}")) for index, value in enumerate(args)
+        ]
+        self._kwargs = {
+            name: walk.pack(value, Path(None, f"argument {name!r}"))
+            for name, value in kwargs.items()
+        }
+        self._function = walk.pack(function, Path(None, "attribute self"))
+        self._places, self._contents = walk.places, [_loosen(c) for c in walk.contents]
+        self._held = [held for held in walk.held if not isinstance(held, Copied)]
+        self._copied = [held for held in walk.held if isinstance(held, Copied)]
+        self._copies = copies_of([held.copy for held in self._copied])
+        for held in self._copied:
+            del held.copy
+        self.devices, self.is_lazy = walk.devices, walk.is_lazy
+        self.may_stop_early = walk.may_stop_early
+
+    def settle(self) -> None:
+        """Look, after the forward, for what it has overwritten that nobody had copied."""
+        found = {str(held.path) for held in self._held if held.token.is_stale}
+        if found:
+            _written.setdefault(self._key, set()).update(found)
+
+    @contextmanager
+    def restored(self, region: object) -> Iterator[tuple[Any, list[Any], dict[str, Any]]]:
+        """Everything as it was; yields the function and its arguments.
+
+        Args:
+            region: the region; ``str`` of it is for messages.
+        """
+        tensors = self._tensors(region)
+        before = [place.now() for place in self._places]
+        try:
+            for place, (content, packed) in zip(self._places, self._contents, strict=True):
+                place.put(_tighten(content, tensors) if packed else content)
+            args = [unpack(value, tensors) for value in self._args]
+            kwargs = {name: unpack(value, tensors) for name, value in self._kwargs.items()}
+            yield unpack(self._function, tensors), args, kwargs
+        finally:
+            for place, content in zip(self._places, before, strict=True):
+                place.put(content)
+
+    def _tensors(self, region: object) -> dict[Held, Tensor]:
+        # Reading what was saved may compute an outer region again: before anything is exchanged.
+        tensors = {held: held.get(region) for held in self._held}
+        fresh = copies_of(self._copies)
+        for held, copy in zip(self._copied, fresh, strict=True):
+            tensors[held] = held.dress(copy)
+        return tensors
+
+
+def _is_packed(value: Any) -> bool:
+    return isinstance(value, (Held, Packed))
+
+
+def _loosen(content: Any) -> tuple[Any, bool]:
+    """A content, and whether something in it is packed."""
+    kind = type(content)
+    if kind is dict:
+        return content, any(map(_is_packed, content.values()))
+    if kind is list:
+        return content, any(map(_is_packed, content))
+    return content, _is_packed(content)
+
+
+def _tighten(content: Any, tensors: dict[Held, Tensor]) -> Any:
+    """A content with its tensors."""
+    kind = type(content)
+    if kind is dict:
+        return {key: unpack(value, tensors) for key, value in content.items()}
+    if kind is list:
+        return [unpack(value, tensors) for value in content]
+    return unpack(content, tensors)
