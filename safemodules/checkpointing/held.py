@@ -3,15 +3,16 @@
 ==================  ====================================  ===================================
 kept as             which tensors                         the recomputation gets
 ==================  ====================================  ===================================
-:class:`Kept`       parameters and what needs no copy     the tensor itself
+:class:`Kept`       parameters                            the tensor itself
 :class:`Saved`      other inputs and activations          an alias, saved as autograd saves
                                                           (so that outer hooks see it)
 :class:`Copied`     what requires no gradient and is      a fresh copy of the values
                     small or known to be written
 ==================  ====================================  ===================================
 
-One that was overwritten without a copy is replaced by :class:`Overwritten`, which raises as
-soon as it is read: what nobody reads may change.
+What a region was seen to overwrite is copied from then on, whatever it is; so is, the first
+time, whatever else it might. One that was overwritten without a copy is replaced by
+:class:`Overwritten`, which raises as soon as it is read: what nobody reads may change.
 """
 
 from collections.abc import Callable, Sequence
@@ -83,24 +84,49 @@ class Held:
         path: where it was met; ``str`` of it is for messages.
     """
 
-    __slots__ = ("path", "token")
+    __slots__ = ("_copy", "_is_parameter", "_requires_grad", "path", "token")
 
     def __init__(self, tensor: Tensor, path: object) -> None:
         self.path = path
         self.token = Token(tensor)
+        self._requires_grad = tensor.requires_grad
+        self._is_parameter = isinstance(tensor, nn.Parameter)
+        self._copy: Tensor | None = None
+
+    @property
+    def copy(self) -> Tensor | None:
+        """The values that the forward met, if somebody has copied them."""
+        return self._copy
+
+    def adopt(self, copy: Tensor) -> None:
+        """Take a copy that was made before the region ran, and rely on it."""
+        self._copy = copy
 
     def get(self, region: object) -> Tensor:
-        """What a recomputation of a region is given."""
+        """What a recomputation of a region is given, where there is no copy."""
+        if self.token.is_stale:
+            return Overwritten.instead_of(self.token, self._message(region))
+        return self._unchanged()
+
+    def dress(self, fresh: Tensor) -> Tensor:
+        """Make a fresh copy of the values what the original was to autograd."""
+        if self._is_parameter:
+            return nn.Parameter(fresh, self._requires_grad)
+        if not self._requires_grad:
+            return fresh
+        with torch.enable_grad():  # not a leaf, which could not be overwritten
+            return fresh.requires_grad_().clone()
+
+    def _unchanged(self) -> Tensor:
         raise NotImplementedError
 
-    def _overwritten(self, region: object) -> Tensor:
-        return Overwritten.instead_of(
-            self.token,
+    def _message(self, region: object) -> str:
+        return (
             f"{self.path} of the checkpointed region {region} has been modified by an inplace "
             f"operation since the region was entered: {self.token} is at version "
             f"{self.token.found}, it had version {self.token.version}. Its former values are "
             f"gone, so the region cannot be computed again. Write the new values to a new "
-            f"tensor, or have the region make a copy first and overwrite that.",
+            f"tensor, or have the region make a copy first and overwrite that."
         )
 
 
@@ -113,9 +139,8 @@ class Kept(Held):
         super().__init__(tensor, path)
         self._tensor = tensor
 
-    def get(self, region: object) -> Tensor:
-        """The parameter itself."""
-        return self._overwritten(region) if self.token.is_stale else self._tensor
+    def _unchanged(self) -> Tensor:
+        return self._tensor
 
 
 class Saved(Held):
@@ -124,17 +149,19 @@ class Saved(Held):
     Detached, so that neither its graph nor a cycle through it is kept alive.
     """
 
-    __slots__ = ("_requires_grad", "_saved")
+    __slots__ = ("_saved",)
 
     def __init__(self, tensor: Tensor, path: object) -> None:
         super().__init__(tensor, path)
-        self._requires_grad = tensor.requires_grad
         self._saved = save_tensor(tensor.detach())
 
-    def get(self, region: object) -> Tensor:
-        """A leaf with the values; under an outer checkpoint this recomputes the outer region."""
-        if self.token.is_stale:
-            return self._overwritten(region)
+    def adopt(self, copy: Tensor) -> None:
+        """Take a copy, and let go of the tensor."""
+        super().adopt(copy)
+        self._saved = None
+
+    def _unchanged(self) -> Tensor:
+        # Under an outer checkpoint this computes the outer region again.
         found: Tensor = self._saved.unpack()
         return found.detach().requires_grad_(self._requires_grad)
 
@@ -142,25 +169,10 @@ class Saved(Held):
 class Copied(Held):
     """State that the region may write, or something so small that a copy costs nothing.
 
-    The copy is made for all of a region's at once, by :func:`copies_of`.
+    The copies of a region are made all at once, by :func:`copies_of`.
     """
 
-    __slots__ = ("_is_parameter", "_requires_grad", "copy")
-
-    def __init__(self, tensor: Tensor, path: object) -> None:
-        self.path = path
-        self._requires_grad = tensor.requires_grad
-        self._is_parameter = isinstance(tensor, nn.Parameter)
-        self.copy = tensor.detach()
-
-    def dress(self, fresh: Tensor) -> Tensor:
-        """Make a fresh copy of the values what the original was to autograd."""
-        if self._is_parameter:
-            return nn.Parameter(fresh, self._requires_grad)
-        if not self._requires_grad:
-            return fresh
-        with torch.enable_grad():  # not a leaf, which could not be overwritten
-            return fresh.requires_grad_().clone()
+    __slots__ = ()
 
 
 def _memory(tensor: Tensor) -> object:

@@ -1,12 +1,14 @@
 """What code reads from outside of its arguments: global variables, and functions it calls."""
 
+import dis
+import functools
 import sys
 import types
 from collections.abc import Iterator
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-__all__ = ["functions_of_class", "global_names", "is_foreign", "names"]
+__all__ = ["functions_of_class", "global_names", "is_foreign", "may_overwrite", "names"]
 
 # Code of these reads nothing that a region changes, but for what it is given.
 _FOREIGN: Final = frozenset({*sys.stdlib_module_names, "torch", "numpy"}) - {"__main__"}
@@ -55,6 +57,34 @@ def global_names(function: types.FunctionType) -> tuple[str, ...]:
             and not is_foreign(getattr(scope[name], "__module__", None))
         )
     return _names[code]
+
+
+@functools.lru_cache(maxsize=4096)
+def may_overwrite(code: types.CodeType) -> bool:
+    """Whether code mentions anything by which a tensor could be overwritten.
+
+    Example:
+        >>> (
+        ...     may_overwrite((lambda x: x.relu()).__code__),
+        ...     may_overwrite((lambda x: x.relu_()).__code__),
+        ... )
+        (False, True)
+    """
+    return any(_may_overwrite(inner) for inner in _codes(code))
+
+
+def _may_overwrite(code: types.CodeType) -> bool:
+    if any(name.endswith("_") and not name.endswith("__") for name in code.co_names):
+        return True
+    keywords = [constant for constant in code.co_consts if isinstance(constant, tuple)]
+    if any(name in keyword for keyword in keywords for name in ("inplace", "out")):
+        return True
+    return any(
+        instruction.opname in ("STORE_SUBSCR", "STORE_SLICE")
+        or instruction.opname.startswith("INPLACE_")
+        or (instruction.opname == "BINARY_OP" and instruction.argrepr.endswith("="))
+        for instruction in dis.get_instructions(code)
+    )
 
 
 def functions_of_class(cls: type) -> tuple[types.FunctionType, ...]:

@@ -14,14 +14,15 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from safemodules.checkpointing.held import Copied, Held, copies_of
+from safemodules.checkpointing.held import Copied, Held, Saved, copies_of
 from safemodules.checkpointing.packing import Packed, Path, unpack
 from safemodules.checkpointing.walk import Walk
 
 __all__ = ["Snapshot"]
 
-# Per function or module: where its regions were seen to write what nobody had copied.
-_written: "WeakKeyDictionary[Any, set[str]]" = WeakKeyDictionary()
+# Per function or module, and the modules that its region reaches: what the region was seen to
+# overwrite. Regions that are not in it have not run yet.
+_habits: "WeakKeyDictionary[Any, dict[tuple[int, ...], set[str]]]" = WeakKeyDictionary()
 
 
 class Snapshot:
@@ -42,8 +43,7 @@ class Snapshot:
     def __init__(
         self, key: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        walk = Walk(_written.get(key, frozenset()))
-        self._key = key
+        walk = Walk()
         self._args = [
             walk.pack(value, Path(None, f"argument {index}")) for index, value in enumerate(args)
         ]
@@ -53,19 +53,38 @@ class Snapshot:
         }
         self._function = walk.pack(function, Path(None, "attribute self"))
         self._places, self._contents = walk.places, [_loosen(c) for c in walk.contents]
-        self._held = [held for held in walk.held if not isinstance(held, Copied)]
-        self._copied = [held for held in walk.held if isinstance(held, Copied)]
-        self._copies = copies_of([held.copy for held in self._copied])
-        for held in self._copied:
-            del held.copy
+        self._held = tuple(walk.tensors)
+        self._provisional: dict[Held, Tensor] = {}
+        self._habits = _habits.setdefault(key, {})
+        self._who = tuple(map(id, walk.modules))
+        self._copy(walk)
         self.devices, self.is_lazy = walk.devices, walk.is_lazy
         self.may_stop_early = walk.may_stop_early
 
+    def _copy(self, walk: Walk) -> None:
+        """Copy what is written, as far as anybody knows; the first time, whatever might be."""
+        written = self._habits.get(self._who)
+        chosen: list[Held] = []
+        provisional: list[Held] = []
+        for held in self._held:
+            if isinstance(held, Copied) or (written and str(held.path) in written):
+                chosen.append(held)
+            elif written is None and walk.may_overwrite and isinstance(held, Saved):
+                provisional.append(held)
+        copies = copies_of([walk.tensors[held] for held in (*chosen, *provisional)])
+        for held, copy in zip(chosen, copies, strict=False):
+            held.adopt(copy)
+        self._provisional = dict(zip(provisional, copies[len(chosen) :], strict=True))
+
     def settle(self) -> None:
-        """Look, after the forward, for what it has overwritten that nobody had copied."""
-        found = {str(held.path) for held in self._held if held.token.is_stale}
-        if found:
-            _written.setdefault(self._key, set()).update(found)
+        """Look, after the forward, for what it has overwritten; only that goes on being copied."""
+        written = self._habits.setdefault(self._who, set())
+        for held in self._held:
+            if held.copy is None and held.token.is_stale:
+                written.add(str(held.path))
+                if held in self._provisional:
+                    held.adopt(self._provisional[held])
+        self._provisional = {}
 
     @contextmanager
     def restored(self, region: object) -> Iterator[tuple[Any, list[Any], dict[str, Any]]]:
@@ -87,10 +106,11 @@ class Snapshot:
                 place.put(content)
 
     def _tensors(self, region: object) -> dict[Held, Tensor]:
+        copied = [(held, held.copy) for held in self._held if held.copy is not None]
         # Reading what was saved may compute an outer region again: before anything is exchanged.
-        tensors = {held: held.get(region) for held in self._held}
-        fresh = copies_of(self._copies)
-        for held, copy in zip(self._copied, fresh, strict=True):
+        tensors = {held: held.get(region) for held in self._held if held.copy is None}
+        fresh = copies_of([copy for _, copy in copied])
+        for (held, _), copy in zip(copied, fresh, strict=True):
             tensors[held] = held.dress(copy)
         return tensors
 

@@ -22,6 +22,7 @@ from safemodules.checkpointing.names import (
     functions_of_class,
     global_names,
     is_foreign,
+    may_overwrite,
     names,
 )
 from safemodules.checkpointing.packing import Consumed, Packed, Path
@@ -65,27 +66,27 @@ _EXCHANGED: Final = (nn.Parameter, UninitializedParameter)
 class Walk:
     """One walk.
 
-    Args:
-        written: paths of tensors that the region was seen to overwrite.
-
     Attributes:
         places: every place met.
         contents: their contents, packed.
         loose: indices of those contents in which something is packed.
-        held: what is held of the tensors.
+        tensors: the tensors, by what is held of them.
+        modules: the modules.
+        may_overwrite: something is set or written so that it might overwrite a tensor.
         devices: where the tensors are.
         is_lazy: an uninitialised module was met.
         may_stop_early: a recomputation may end as soon as everything is saved.
     """
 
-    def __init__(self, written: Collection[str]) -> None:
+    def __init__(self) -> None:
         self.places: list[Place] = []
         self.contents: list[Any] = []
-        self.held: list[Held] = []
+        self.tensors: dict[Held, Tensor] = {}
+        self.modules: list[nn.Module] = []
+        self.may_overwrite = False
         self.devices: set[torch.device] = set()
         self.is_lazy = False
         self.may_stop_early = True
-        self._written = written
         self._variables: set[object] = set()
         # What was met, alive so that no id is used twice, and what stands for it.
         self._met: dict[int, tuple[object, Any]] = {}
@@ -112,32 +113,26 @@ class Walk:
             self.is_lazy = True
             return tensor
         self.devices.add(tensor.device)
-        held = self._kind(tensor, path)(tensor, path)
-        self.held.append(held)
+        held = _kind(tensor)(tensor, path)
+        self.tensors[held] = tensor
         self._met[id(tensor)] = tensor, held
         return held
-
-    def _kind(self, tensor: Tensor, path: Path) -> type[Held]:
-        if self._written and str(path) in self._written:
-            return Copied
-        if isinstance(tensor, nn.Parameter):
-            return Kept
-        if tensor.requires_grad or not _is_copied_cheaply(tensor):
-            return Saved
-        return Copied
 
     # -- modules and objects ----------------------------------------------------------------
 
     def visit_module(self, module: nn.Module, path: Path) -> Any:
         """Note the attributes, parameters, buffers, children and forward hooks of a module."""
         self._met[id(module)] = module, module
+        self.modules.append(module)
         if type(module).__name__ in SAVES_TOO_EARLY:
             self.may_stop_early = False
+        if module.__dict__.get("inplace"):
+            self.may_overwrite = True
         for name in always_copied(module):
             tensor = getattr(module, name)
             if isinstance(tensor, Tensor) and id(tensor) not in self._met:
                 held = Copied(tensor, Path(path, f".{name}"))
-                self.held.append(held)
+                self.tensors[held] = tensor
                 self._met[id(tensor)] = tensor, held
         content: dict[str, Any] = {}
         for name, value in module.__dict__.items():
@@ -236,6 +231,8 @@ class Walk:
             return function
         if not SAVES_TOO_EARLY.isdisjoint(names(function.__code__)):
             self.may_stop_early = False
+        if may_overwrite(function.__code__):
+            self.may_overwrite = True
         free = function.__code__.co_freevars
         for name, cell in zip(free, function.__closure__ or (), strict=True):
             self._variable(CellPlace(cell), id(cell), name)
@@ -306,6 +303,12 @@ class Walk:
         packed = Consumed(f"{path} is {type(iterator).__name__}")
         self._met[id(iterator)] = iterator, packed
         return packed
+
+
+def _kind(tensor: Tensor) -> type[Held]:
+    if isinstance(tensor, nn.Parameter):
+        return Kept
+    return Saved if tensor.requires_grad or not _is_copied_cheaply(tensor) else Copied
 
 
 def _is_copied_cheaply(tensor: Tensor) -> bool:
