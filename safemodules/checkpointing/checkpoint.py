@@ -9,11 +9,12 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from safemodules.checkpointing.policies import Contexts
 from safemodules.checkpointing.region import Region, describe, sentinels
 from safemodules.errors import RegionError
 from safemodules.mutation.internals import is_traced
 
-__all__ = ["checkpoint"]
+__all__ = ["checkpoint", "checkpoint_under"]
 
 _LAZY_PRODUCERS = (
     inspect.isgeneratorfunction,
@@ -68,6 +69,23 @@ def checkpoint(
     if fn is None:
         return functools.partial(_decorate, policy=policy, **kwargs)
     return _run(fn, args, kwargs, policy, ())
+
+
+def checkpoint_under(
+    context_fn: Callable[[], tuple[Any, Any]],
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """:func:`checkpoint` under the two contexts that torch's own was to be run under.
+
+    Args:
+        context_fn: returns a context for the forward and one for the recomputation.
+        fn: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
+    return _run(fn, args, kwargs, Contexts(context_fn), ())
 
 
 def _decorate(

@@ -1,6 +1,7 @@
 """Which results a region keeps instead of computing them again, by name."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -8,7 +9,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from safemodules.errors import OptionError
 
-__all__ = ["POLICIES", "policy_contexts"]
+__all__ = ["POLICIES", "Contexts", "policy_contexts"]
 
 _contexts: Final[Callable[[Any], tuple[Any, Any]]] = create_selective_checkpoint_contexts
 _aten: Final = torch.ops.aten
@@ -47,6 +48,17 @@ POLICIES: Final[dict[str, frozenset[Any]]] = {
 }
 
 
+@dataclass(frozen=True)
+class Contexts:
+    """A policy that somebody has made already.
+
+    Attributes:
+        make: returns a context for the forward and one for the recomputation.
+    """
+
+    make: Callable[[], tuple[Any, Any]]
+
+
 def policy_contexts(policy: Any) -> tuple[Any, Any]:
     """Contexts of torch's selective checkpointing, for the forward and for the recomputation.
 
@@ -59,6 +71,8 @@ def policy_contexts(policy: Any) -> tuple[Any, Any]:
     Raises:
         OptionError: an unknown policy.
     """
+    if isinstance(policy, Contexts):
+        return policy.make()
     if isinstance(policy, str):
         if policy not in POLICIES:
             known = ", ".join(map(repr, POLICIES))

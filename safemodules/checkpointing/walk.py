@@ -140,11 +140,23 @@ class Walk:
                 content[name] = value
             elif name in REGISTRIES:
                 content[name] = self._registry(value, path)
+            elif isinstance(value, Tensor) and id(value) not in self._met:
+                content[name] = self._state(value, Path(path, f".{name}"))
             else:
                 content[name] = self.pack(value, Path(path, f".{name}"))
         self._note(DictPlace(module.__dict__), content)
         self._class(type(module), path)
         return module
+
+    def _state(self, tensor: Tensor, path: Path) -> Any:
+        """Hold a tensor that a module keeps: copied if it is small, even if it has a graph."""
+        if isinstance(tensor, nn.Parameter) or not _is_small(tensor):
+            return self.visit_tensor(tensor, path)
+        self.devices.add(tensor.device)
+        held = Copied(tensor, path)
+        self.tensors[held] = tensor
+        self._met[id(tensor)] = tensor, held
+        return held
 
     def _registry(self, registry: dict[str, Any], path: Path) -> Any:
         values = [value for value in registry.values() if isinstance(value, nn.Parameter)]
@@ -308,10 +320,10 @@ class Walk:
 def _kind(tensor: Tensor) -> type[Held]:
     if isinstance(tensor, nn.Parameter):
         return Kept
-    return Saved if tensor.requires_grad or not _is_copied_cheaply(tensor) else Copied
+    return Saved if tensor.requires_grad or not _is_small(tensor) else Copied
 
 
-def _is_copied_cheaply(tensor: Tensor) -> bool:
+def _is_small(tensor: Tensor) -> bool:
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_meta:
         return False
     return not tensor.is_inference() and tensor.untyped_storage().nbytes() <= COPIED_BYTES

@@ -20,7 +20,7 @@ def convert_model(
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     inplace: str = "all",
-    checkpoint: bool | str = False,
+    checkpoint: bool | str = "loops",
     memory_budget: int | str | None = None,
     semantics: str = "preserve",
     progress: Progress | None = None,
@@ -43,7 +43,10 @@ def convert_model(
         inplace: ``"all"`` swaps every site that leaves the function as it is; ``"unsafe"``
             only those that overwrite what backward needs, which is the smallest change that
             makes the model train.
-        checkpoint: ``False``.
+        checkpoint: ``"loops"`` checkpoints modules that run in a loop of a forward, since a loop
+            keeps every iteration's activations alive; with example inputs only where that
+            saves at least 5% of what the step keeps. ``False`` leaves loops alone. Calls of
+            torch's own checkpoint become exact and non-reentrant either way.
         memory_budget: ``None``.
         semantics: ``"preserve"`` keeps what the model computes. ``"intended"`` computes what
             out-of-place code would: for people who know that an overwrite was a mistake. The

@@ -1,8 +1,8 @@
 """What a conversion will do, before it does anything."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -14,16 +14,22 @@ from safemodules.conversion.decisions import (
     decide_without_inputs,
     verdicts_from_source,
 )
+from safemodules.conversion.loops import decide_regions
+from safemodules.conversion.planned_regions import PlannedRegion, planned_region
 from safemodules.conversion.record import (
     ConversionRecord,
     PlannedSite,
     planned_sites,
 )
+from safemodules.conversion.region_decisions import (
+    RegionDecision,
+    decide_regions_without_inputs,
+)
+from safemodules.conversion.regions import RegionSite
 from safemodules.conversion.rewriter import make_rewriting
-from safemodules.conversion.savers import SaverCopy
 from safemodules.conversion.survey import AnySite, Survey, survey_model
 from safemodules.conversion.swap import RECORD_MARK, apply_swaps, check_unchanged
-from safemodules.conversion.trial import Trial
+from safemodules.conversion.trial import Outcome, Trial
 from safemodules.errors import ConversionError, OptionError
 from safemodules.mutation.reach import Skipped
 from safemodules.rewriting.classes import ConversionWarning, Rewriting
@@ -66,6 +72,11 @@ class ConversionPlan:
         return self.record.sites
 
     @property
+    def regions(self) -> tuple[PlannedRegion, ...]:
+        """Every loop body and call of torch's checkpoint, with its decision and the reason."""
+        return self.record.regions
+
+    @property
     def skipped(self) -> tuple[Skipped, ...]:
         """Parts of the model that are left as they are, with the reason."""
         return self.record.skipped
@@ -96,8 +107,8 @@ class ConversionPlan:
         if warning is not None:  # before anything is done, for those who turn it into an error
             warnings.warn(warning, ConversionWarning, stacklevel=3)
         done = RECORD_MARK in self.model.__dict__
-        if not done or not all(site.done for site in changes.swapped):
-            apply_swaps(changes.survey, changes.swapped, changes.rewriting, self.record)
+        if not done or not changes.done:
+            changes.apply(self.record)
         return self.model
 
     def diff(self) -> str:
@@ -121,7 +132,17 @@ class _Changes:
 
     survey: Survey
     swapped: tuple[AnySite, ...]
+    regions: tuple[RegionSite, ...]
     rewriting: Rewriting | None
+
+    @property
+    def done(self) -> bool:
+        """Whether an earlier conversion has made all of them."""
+        return all(each.done for each in (*self.swapped, *self.regions))
+
+    def apply(self, record: ConversionRecord) -> None:
+        """Make them."""
+        apply_swaps(self.survey, self.swapped, self.rewriting, record, self.regions)
 
 
 def plan_conversion(
@@ -130,7 +151,7 @@ def plan_conversion(
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     inplace: str = "all",
-    checkpoint: bool | str = False,
+    checkpoint: bool | str = "loops",
     memory_budget: int | str | None = None,
     semantics: str = "preserve",
     progress: Progress | None = None,
@@ -148,7 +169,10 @@ def plan_conversion(
         inplace: ``"all"`` swaps every site that leaves the function as it is; ``"unsafe"``
             only those that overwrite what backward needs, which is the smallest change that
             makes the model train.
-        checkpoint: ``False``.
+        checkpoint: ``"loops"`` checkpoints modules that run in a loop of a forward, since a loop
+            keeps every iteration's activations alive; with example inputs only where that
+            saves at least 5% of what the step keeps. ``False`` leaves loops alone. Calls of
+            torch's own checkpoint become exact and non-reentrant either way.
         memory_budget: ``None``.
         semantics: ``"preserve"`` keeps what the model computes. ``"intended"`` computes what
             out-of-place code would: for people who know that an overwrite was a mistake. The
@@ -187,11 +211,13 @@ def plan_conversion(
     total = 2 if without_inputs else 4
     report("reading the source", 0, total)
     survey = survey_model(model)
+    loops = checkpoint == "loops"
     if without_inputs:
         by_source = decide_without_inputs(survey, verdicts_from_source(survey))
         decisions = {**by_source, **_done(survey)}
         report("making the edits", 1, total)
-        return _plan(survey, decisions, None)
+        regions = decide_regions_without_inputs(survey.regions, loops=loops)
+        return _plan(survey, Outcome(decisions, (), None), regions)
     args = () if example_inputs is None else as_arguments(example_inputs)
     report("running the original", 1, total)
     trial = Trial(survey, args, dict(example_kwargs or {}))
@@ -201,8 +227,9 @@ def plan_conversion(
     outcome = trial.confirm({**planned, **_done(survey)})
     if semantics == "intended":
         outcome = trial.intend(outcome)
+    regions, outcome = decide_regions(trial, outcome, loops=loops)
     report("making the edits", 3, total)
-    return _plan(survey, outcome.decisions, outcome.equivalence, outcome.copies)
+    return _plan(survey, outcome, regions)
 
 
 def _done(survey: Survey) -> dict[AnySite, Decision]:
@@ -211,26 +238,31 @@ def _done(survey: Survey) -> dict[AnySite, Decision]:
 
 
 def _plan(
-    survey: Survey,
-    decisions: Mapping[AnySite, Decision],
-    equivalence: Equivalence | None,
-    copies: Sequence[SaverCopy] = (),
+    survey: Survey, outcome: Outcome, regions: Mapping[RegionSite, RegionDecision]
 ) -> ConversionPlan:
+    decisions, copies = outcome.decisions, outcome.copies
     swapped = tuple(site for site, decision in decisions.items() if decision.verdict == "swap")
-    news = copies or not all(site.done for site in swapped)
-    rewriting = make_rewriting(survey, swapped, copies) if news else None
-    diff = "" if rewriting is None else "".join(f.diff() for f in rewriting.files.values())
+    chosen = tuple(r for r, decision in regions.items() if decision.verdict == "checkpoint")
+    changes = _Changes(survey, swapped, chosen, None)
+    if copies or not changes.done:
+        changes = replace(changes, rewriting=make_rewriting(survey, swapped, copies, chosen))
+    edited = changes.rewriting.files.values() if changes.rewriting is not None else ()
     record = ConversionRecord(
-        planned_sites(decisions), tuple(survey.skipped), equivalence, diff, tuple(map(str, copies))
+        planned_sites(decisions),
+        tuple(survey.skipped),
+        outcome.equivalence,
+        "".join(file.diff() for file in edited),
+        tuple(map(str, copies)),
+        tuple(planned_region(region, decision) for region, decision in regions.items()),
     )
-    return ConversionPlan(survey.model, record, _Changes(survey, swapped, rewriting))
+    return ConversionPlan(survey.model, record, changes)
 
 
 def _check_options(**options: Any) -> None:
     """Refuse option values that this version does not have."""
     allowed = {
         "inplace": ("all", "unsafe"),
-        "checkpoint": (False,),
+        "checkpoint": (False, "loops"),
         "memory_budget": (None,),
         "semantics": ("preserve", "intended"),
     }

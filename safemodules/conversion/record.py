@@ -7,12 +7,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from safemodules.conversion.decisions import UNDECIDED, Decision, Verdict
+from safemodules.conversion.planned_regions import PlannedRegion
 from safemodules.conversion.survey import AnySite
 from safemodules.mutation.reach import Skipped
-from safemodules.mutation.sites import Site
+from safemodules.mutation.sites import Site, joined_path
 from safemodules.verification import Equivalence
 
-NOTHING_FOUND = "no in-place site was found in this model; nothing to convert"
+NO_SITE = "no in-place site was found in this model"
+NOTHING_FOUND = f"{NO_SITE}; nothing to convert"
 REVERTED = "was swapped, and is reverted"
 
 _HEAD = ("decision", "module", "place", "kind", "source", "reason")
@@ -38,8 +40,10 @@ class PlannedSite:
 
     def below(self, path: str) -> "PlannedSite":
         """The same site of a model that holds this one at a path."""
-        site = replace(self.site, module=_below(path, self.site.module))
-        return replace(self, site=site, modules=tuple(_below(path, name) for name in self.modules))
+        site = replace(self.site, module=joined_path(path, self.site.module))
+        return replace(
+            self, site=site, modules=tuple(joined_path(path, name) for name in self.modules)
+        )
 
     def among(self, converted: Collection[str]) -> "PlannedSite":
         """The same site, after parts of the model were reverted."""
@@ -61,6 +65,7 @@ class ConversionRecord:
         equivalence: what was compared; ``None`` if nothing was run.
         diff: the edits of the source as a unified diff.
         copies: lines whose operation saves a copy, since a kept site overwrites the tensor.
+        regions: loop bodies and calls of torch's checkpoint, with their decisions.
     """
 
     sites: tuple[PlannedSite, ...]
@@ -68,19 +73,24 @@ class ConversionRecord:
     equivalence: Equivalence | None
     diff: str
     copies: tuple[str, ...] = ()
+    regions: tuple[PlannedRegion, ...] = ()
 
     def below(self, path: str) -> "ConversionRecord":
         """The record of a model that holds this one at a path; nothing is said of the rest."""
-        skipped = tuple(Skipped(_below(path, each.name), each.reason) for each in self.skipped)
-        return replace(self, sites=tuple(s.below(path) for s in self.sites), skipped=skipped)
+        skipped = tuple(Skipped(joined_path(path, each.name), each.reason) for each in self.skipped)
+        sites = tuple(site.below(path) for site in self.sites)
+        regions = tuple(region.below(path) for region in self.regions)
+        return replace(self, sites=sites, regions=regions, skipped=skipped)
 
     def among(self, converted: Collection[str]) -> "ConversionRecord":
         """The record, after all but some modules were reverted."""
-        return replace(self, sites=tuple(site.among(converted) for site in self.sites))
+        sites = tuple(site.among(converted) for site in self.sites)
+        regions = tuple(region.among(converted) for region in self.regions)
+        return replace(self, sites=sites, regions=regions)
 
     def warning(self) -> str | None:
         """What the user must know when the conversion is made: nothing found, or parts skipped."""
-        lines = [] if self.sites else [NOTHING_FOUND]
+        lines = [] if self.sites or self.regions else [NOTHING_FOUND]
         open_sites = [site for site in self.sites if site.reason.startswith(UNDECIDED)]
         lines += _listed(
             "these sites are left in place; example_inputs would decide them:",
@@ -100,7 +110,7 @@ class ConversionRecord:
 
     def _sites(self) -> Iterable[str]:
         if not self.sites:
-            return [NOTHING_FOUND]
+            return [NO_SITE if self.regions else NOTHING_FOUND]
         counts = Counter(site.decision for site in self.sites)
         head = (
             f"{len(self.sites)} in-place sites: {counts['swap']} swapped for "
@@ -110,6 +120,9 @@ class ConversionRecord:
 
     def _rest(self) -> Iterable[str]:
         lines: list[str] = []
+        if self.regions:
+            lines += ["checkpointed regions (checkpoint=False leaves loops as they are):"]
+            lines += [f"  {region}" for region in self.regions]
         if self.skipped:
             lines += ["left as they are:", *(f"  {skipped}" for skipped in self.skipped)]
         if self.copies:
@@ -131,6 +144,7 @@ class ConversionRecord:
             "skipped": [asdict(skipped) for skipped in self.skipped],
             "equivalence": equivalence,
             "copies": list(self.copies),
+            "regions": [region.to_data() for region in self.regions],
             "diff": self.diff,
         }
         return json.dumps(data, indent=2)
@@ -141,7 +155,7 @@ class ConversionRecord:
             rows = [_html_row("th", _HEAD), *(_html_row("td", _row(site)) for site in self.sites)]
             shown = f"<table>{''.join(rows)}</table>"
         else:
-            shown = f"<p>{html.escape(NOTHING_FOUND)}</p>"
+            shown = f"<p>{html.escape(next(iter(self._sites())))}</p>"
         rest = "\n".join(self._rest())
         return f"{shown}<pre>{html.escape(rest)}</pre>" if rest else shown
 
@@ -164,11 +178,8 @@ def joined(records: Sequence[ConversionRecord]) -> ConversionRecord:
         None,
         "".join(dict.fromkeys(record.diff for record in records)),
         tuple(dict.fromkeys(copy for record in records for copy in record.copies)),
+        tuple(region for record in records for region in record.regions),
     )
-
-
-def _below(path: str, name: str) -> str:
-    return f"{path}.{name}" if path and name else path or name
 
 
 def _row(planned: PlannedSite) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from safemodules.conversion.regions import RegionSite
 from safemodules.conversion.savers import SaverCopy
 from safemodules.conversion.survey import AnySite, SourceSite, Survey
 from safemodules.mutation.found import Reference
@@ -23,11 +24,15 @@ from safemodules.mutation.source import SourceFile
 from safemodules.rewriting.classes import CALL, Rewriting, class_name
 from safemodules.rewriting.edits import Edit
 from safemodules.rewriting.functions import EditedFile
+from safemodules.rewriting.region_edits import RegionEdits
 from safemodules.rewriting.templates import Templates
 
 
 def make_rewriting(
-    survey: Survey, swapped: Collection[AnySite], copies: Collection[SaverCopy] = ()
+    survey: Survey,
+    swapped: Collection[AnySite],
+    copies: Collection[SaverCopy] = (),
+    regions: Collection[RegionSite] = (),
 ) -> Rewriting | None:
     """Edit, compile and collect what a set of swapped sites needs.
 
@@ -35,15 +40,16 @@ def make_rewriting(
         survey: what the model holds.
         swapped: the sites that become out of place; none has an obstacle.
         copies: copies for what backward has saved.
+        regions: regions that are checkpointed.
 
     Returns:
         The edited code, or ``None`` if nothing is edited.
     """
-    if not swapped and not copies:
+    if not swapped and not copies and not regions:
         return None
     reach = survey.reach
     sources = [site for site in swapped if isinstance(site, SourceSite)]
-    changed = _changed_functions(reach, sources, copies)
+    changed = _changed_functions(reach, sources, copies, regions)
     edits: dict[str, set[Edit]] = {}
     files: dict[str, SourceFile] = {}
     modules: dict[str, str] = {}
@@ -55,6 +61,10 @@ def make_rewriting(
     for copied in (copied for copied in copies if copied.edits):
         files[copied.file.filename] = copied.file
         edits.setdefault(copied.file.filename, set()).update(copied.edits)
+    for region in regions:
+        files[region.file.filename] = region.file
+        made = [RegionEdits(region.file).edit(region.found)]
+        edits.setdefault(region.file.filename, set()).update(made)
     for reached in reach.all():
         if reached.source is None:
             continue
@@ -78,14 +88,18 @@ def make_rewriting(
 
 
 def _changed_functions(
-    reach: Reach, swapped: Collection[SourceSite], copies: Collection[SaverCopy]
+    reach: Reach,
+    swapped: Collection[SourceSite],
+    copies: Collection[SaverCopy],
+    regions: Collection[RegionSite],
 ) -> set[FunctionType]:
-    """Functions with a swapped site, and those that must call another function because of one."""
+    """Functions with an edit, and those that must call another function because of one."""
     keys = {site.found.key for site in swapped}
     changed = {
         run.function for run in reach.all() for site in run.findings.sites if site.key in keys
     }
     changed |= {run.function for run in reach.all() if any(c.is_in(run) for c in copies)}
+    changed |= {run.function for region in regions for run in region.runs}
     grown = -1
     while grown != len(changed):
         grown = len(changed)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from safemodules.conversion.regions import RegionSite, find_region_sites
 from safemodules.errors import ConversionError, ModuleTypeError
 from safemodules.mutation.found import FoundSite, Obstacle
 from safemodules.mutation.internals import (
@@ -22,7 +23,7 @@ from safemodules.mutation.internals import (
 from safemodules.mutation.operators import INPLACE_MODULES
 from safemodules.mutation.reach import Reach, ReachedClass, Skipped, explore
 from safemodules.mutation.resolution import is_torch_class
-from safemodules.mutation.sites import Site, SiteKind
+from safemodules.mutation.sites import Site, SiteKind, joined_path
 from safemodules.mutation.source import SourceFile
 from safemodules.rewriting.classes import rewriting_of
 from safemodules.rewriting.inference import FLAG_MARK
@@ -102,6 +103,7 @@ class Survey:
         reach: the functions that its forward reaches.
         flags: modules whose flag is set.
         sources: sites in source.
+        regions: what could be checkpointed, or is by torch.
         skipped: what is left as it is, and why.
         modules: pairs of dotted path and module, without what cannot be looked into.
         classes: the class of each as its user knows it.
@@ -111,9 +113,15 @@ class Survey:
     reach: Reach
     flags: list[FlagSite] = field(default_factory=list)
     sources: list[SourceSite] = field(default_factory=list)
+    regions: list[RegionSite] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     modules: list[tuple[str, nn.Module]] = field(default_factory=list)
     classes: list[type] = field(default_factory=list)
+
+    @property
+    def rerouted(self) -> list[RegionSite]:
+        """Regions that torch checkpoints."""
+        return [region for region in self.regions if region.is_rerouted]
 
     def sites(self) -> Iterator[AnySite]:
         """All sites: flags in the order of the modules, then source sites by file and line."""
@@ -177,11 +185,7 @@ def _all_modules(module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple
     yield path, module
     for name, child in children(module).items():
         if child is not None:
-            yield from _all_modules(child, _join(path, name), seen)
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+            yield from _all_modules(child, joined_path(path, name), seen)
 
 
 def survey_model(model: nn.Module) -> Survey:
@@ -209,6 +213,7 @@ def survey_model(model: nn.Module) -> Survey:
     survey.classes = [user_class_of(type(module)) for _, module in modules]
     paths = _paths(model)
     survey.sources = _source_sites(reach, paths)
+    survey.regions = find_region_sites(reach, paths)
     survey.flags = list(_flag_sites(modules, paths, reach, survey.skipped))
     return survey
 
@@ -241,7 +246,7 @@ def _visible_modules(
     yield path, module
     for name, child in children(module).items():
         if child is not None:
-            yield from _visible_modules(child, _join(path, name), skipped, seen)
+            yield from _visible_modules(child, joined_path(path, name), skipped, seen)
 
 
 # -- sites in source ------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from safemodules.conversion.record import ConversionRecord
+from safemodules.conversion.regions import RegionSite
 from safemodules.conversion.survey import (
     FORWARD,
     AnySite,
@@ -18,6 +19,7 @@ from safemodules.conversion.survey import (
 )
 from safemodules.errors import ConversionError, RevertError
 from safemodules.mutation.internals import user_class_of
+from safemodules.rewriting.checkpoints import LOOP_MARK, forget_marks
 from safemodules.rewriting.classes import Rewriting, generated_class, rewriting_of
 from safemodules.rewriting.inference import FLAG_MARK
 from safemodules.rewriting.swapping import restore_class, swap_class
@@ -126,15 +128,26 @@ def _swap_module(module: nn.Module, path: str, rewriting: Rewriting) -> Undo | N
         ) from error
 
 
-def _modules_with_new_sites(swapped: Collection[AnySite]) -> set[int]:
-    """Modules that run a site which an earlier conversion of theirs has left in place."""
+def _modules_with_news(swapped: Collection[AnySite], regions: Collection[RegionSite]) -> set[int]:
+    """Modules that run something which an earlier conversion of theirs has left as it was."""
+    edited: list[SourceSite | RegionSite] = [s for s in swapped if isinstance(s, SourceSite)]
+    edited += regions
     return {
         id(module)
-        for site in swapped
-        if isinstance(site, SourceSite)
+        for site in edited
         for module in site.modules.values()
         if not site.done_in(module)
     }
+
+
+def _mark_loops(regions: Collection[RegionSite]) -> Iterator[Undo]:
+    """Mark the modules that run a checkpointed loop, see NOTE [ Innermost Loops ]."""
+    for region in regions:
+        if not region.is_rerouted:
+            for module in region.modules.values():
+                yield _mark(module, LOOP_MARK, True)
+    forget_marks()
+    yield forget_marks
 
 
 def check_unchanged(survey: Survey) -> None:
@@ -168,6 +181,7 @@ def apply_swaps(
     swapped: Collection[AnySite],
     rewriting: Rewriting | None,
     record: ConversionRecord | None,
+    regions: Collection[RegionSite] = (),
 ) -> Undo:
     """Make some sites of a model out of place.
 
@@ -176,6 +190,7 @@ def apply_swaps(
         swapped: the sites.
         rewriting: edited code for those in source.
         record: kept with the model; ``None`` in a trial.
+        regions: regions that are checkpointed.
 
     Returns:
         How to undo it.
@@ -183,7 +198,7 @@ def apply_swaps(
     Raises:
         ConversionError: a module refuses the change; the model is as it was.
     """
-    news = _modules_with_new_sites(swapped)
+    news = _modules_with_news(swapped, regions)
     with _all_or_nothing() as undo:
         for path, module in survey.modules if rewriting is not None else ():
             assert rewriting is not None
@@ -197,6 +212,7 @@ def apply_swaps(
             if isinstance(flag, FlagSite) and not flag.done:
                 for step in _switch_off(flag.module, flag.site.module):
                     undo.append(step)
+        undo += _mark_loops(regions)
         if record is not None:
             undo.append(_mark(survey.model, RECORD_MARK, record))
     return lambda: _undo_all(undo)
@@ -218,8 +234,10 @@ def revert_swaps(model: nn.Module) -> None:
                         undo.append(step)
                 except ConversionError as error:
                     raise RevertError(str(error)) from error
-            if RECORD_MARK in module.__dict__:
-                undo.append(_unmark(module, RECORD_MARK))
+            for mark in (RECORD_MARK, LOOP_MARK):
+                if mark in module.__dict__:
+                    undo.append(_unmark(module, mark))
+    forget_marks()
 
 
 def is_swapped(module: nn.Module) -> bool:

@@ -1,11 +1,12 @@
 """Try a conversion on example inputs, and find the sites that change what is computed."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from safemodules.conversion.bisection import find_guilty
 from safemodules.conversion.clashes import SavedAndOverwritten, find_clashes, sites_of
 from safemodules.conversion.decisions import (
     CHANGED,
@@ -22,6 +23,7 @@ from safemodules.conversion.decisions import (
     read_elsewhere,
     verdicts_from_source,
 )
+from safemodules.conversion.regions import RegionSite
 from safemodules.conversion.rewriter import make_rewriting
 from safemodules.conversion.savers import SaverCopy, saver_copies, saver_sites
 from safemodules.conversion.stale_reads import StaleReads
@@ -29,6 +31,7 @@ from safemodules.conversion.survey import AnySite, FlagSite, Survey
 from safemodules.conversion.swap import apply_swaps
 from safemodules.errors import ConversionError, MismatchError
 from safemodules.mutation.liveness.verdicts import Effect, SiteVerdict
+from safemodules.rewriting.checkpoints import run_plain
 from safemodules.rewriting.inference import out_of_place
 from safemodules.state import preserved, seed_everything
 from safemodules.trees import CallArguments, clone_inputs
@@ -54,12 +57,12 @@ class Outcome:
     Attributes:
         decisions: what is done with each site.
         copies: copies for operations whose saved tensor a kept site overwrites.
-        equivalence: the comparison with the original.
+        equivalence: the comparison with the original; ``None`` if nothing was run.
     """
 
     decisions: dict[AnySite, Decision]
     copies: tuple[SaverCopy, ...]
-    equivalence: Equivalence
+    equivalence: Equivalence | None
 
 
 class Trial:
@@ -78,7 +81,8 @@ class Trial:
     def __init__(self, survey: Survey, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.survey = survey
         self.call = CallArguments(args, kwargs)
-        self.reference = observe_reference(survey.model, args, kwargs)
+        with self._plain([]):
+            self.reference = observe_reference(survey.model, args, kwargs)
         self.modes: tuple[Mode, ...] = tuple(seen.mode for seen in self.reference.values())
         self.clashes = any(map(_is_clash, self.reference.values()))
         self.readers: dict[AnySite, str] = {}
@@ -87,7 +91,7 @@ class Trial:
         self.trusted: set[AnySite] = set()
         self.clashing: Mapping[AnySite, SavedAndOverwritten] = {}
         if self.clashes:
-            self.clashing = sites_of(self._find_clashes(), survey.sites())
+            self.clashing = sites_of(self._clashes_left({}, ()), survey.sites())
 
     @cached_property
     def verdicts(self) -> dict[AnySite, SiteVerdict]:
@@ -219,11 +223,20 @@ class Trial:
     def _clashes_left(
         self, decided: Mapping[AnySite, Decision], copies: Sequence[SaverCopy]
     ) -> list[SavedAndOverwritten]:
-        with converted(self.survey, _swapped(decided), copies):
-            return self._find_clashes()
+        with self._plain(_swapped(decided), copies):
+            return find_clashes(self.survey.model, self.call, self.modes)
 
-    def _find_clashes(self) -> list[SavedAndOverwritten]:
-        return find_clashes(self.survey.model, self.call, self.modes)
+    @contextmanager
+    def _plain(
+        self, swapped: Sequence[AnySite], copies: Sequence[SaverCopy] = ()
+    ) -> Iterator[None]:
+        """The model with some sites swapped, and without the checkpoints of its user.
+
+        What these compute is what they compute without a checkpoint; torch's own is silent
+        about a clash inside of it, and moves buffers twice.
+        """
+        with converted(self.survey, swapped, copies, self.survey.rerouted), run_plain():
+            yield
 
     def _guilty(
         self, decided: Mapping[AnySite, Decision], copies: Sequence[SaverCopy]
@@ -243,14 +256,43 @@ class Trial:
     def _observe(
         self, swapped: Sequence[AnySite], copies: Sequence[SaverCopy]
     ) -> dict[str, Observation]:
+        with self._plain(swapped, copies), out_of_place():
+            return self._observed()
+
+    def _observed(self) -> dict[str, Observation]:
         model, call = self.survey.model, self.call
-        with converted(self.survey, swapped, copies), out_of_place():
-            return observe_modes(model, call.inputs, call.kwargs, self.modes, like=self.reference)
+        return observe_modes(model, call.inputs, call.kwargs, self.modes, like=self.reference)
+
+    def compare_checkpointed(
+        self, outcome: Outcome, regions: Sequence[RegionSite]
+    ) -> tuple[Equivalence, bool]:
+        """Compare the converted model, some regions of it checkpointed.
+
+        Returns:
+            The comparison with the original, and whether it computes what it does without
+            checkpoints; where the original cannot run backward, only that tells of gradients.
+        """
+        plain = self._observe(_swapped(outcome.decisions), outcome.copies)
+        with self.with_regions(outcome, regions), out_of_place():
+            seen = self._observed()
+        raises = any(
+            seen[mode].gradient_error is not None and plain[mode].gradient_error is None
+            for mode in plain
+        )
+        equivalent = compare_modes(plain, seen).equivalent and not raises
+        return compare_modes(self.reference, seen), equivalent
+
+    @contextmanager
+    def with_regions(self, outcome: Outcome, regions: Sequence[RegionSite]) -> Iterator[None]:
+        """The converted model with some regions checkpointed."""
+        swapped = _swapped(outcome.decisions)
+        with converted(self.survey, swapped, outcome.copies, regions):
+            yield
 
     def _watch(self, swapped: Sequence[AnySite]) -> StaleReads:
         """Run the model with some sites swapped, and watch who reads old tensors."""
         watch = StaleReads(swapped)
-        with converted(self.survey, swapped):
+        with self._plain(swapped):
             for mode in self.modes:
                 with preserved(self.survey.model):
                     set_mode(self.survey.model, mode)
@@ -272,10 +314,14 @@ class Trial:
 
 @contextmanager
 def converted(
-    survey: Survey, swapped: Sequence[AnySite], copies: Sequence[SaverCopy] = ()
+    survey: Survey,
+    swapped: Sequence[AnySite],
+    copies: Sequence[SaverCopy] = (),
+    regions: Sequence[RegionSite] = (),
 ) -> Iterator[None]:
-    """A model with some sites swapped; afterwards it is as it was."""
-    undo = apply_swaps(survey, swapped, make_rewriting(survey, swapped, copies), None)
+    """A model with some sites swapped and regions checkpointed; afterwards it is as it was."""
+    rewriting = make_rewriting(survey, swapped, copies, regions)
+    undo = apply_swaps(survey, swapped, rewriting, None, regions)
     try:
         yield
     finally:
@@ -316,46 +362,3 @@ def _is_clash(seen: Observation) -> bool:
     if error is None or is_out_of_memory(error.exception):
         return False
     return any(text in str(error.exception) for text in _INPLACE_MESSAGES)
-
-
-def find_guilty(
-    sites: Sequence[AnySite], differs: Callable[[Sequence[AnySite]], bool]
-) -> list[AnySite]:
-    """The sites that make a difference, by bisection.
-
-    Args:
-        sites: sites that together make a difference.
-        differs: whether swapping only some sites makes one.
-
-    Returns:
-        At least one site; without those returned, nothing differs.
-
-    Example:
-        >>> find_guilty(list(range(9)), lambda some: 3 in some or {5, 7} <= set(some))
-        [3, 5, 7]
-    """
-    guilty: list[AnySite] = []
-    rest = list(sites)
-    while rest and differs(rest):
-        found = _one_group(rest, differs)
-        guilty += found
-        rest = [site for site in rest if site not in found]
-    return sorted(guilty, key=list(sites).index)
-
-
-def _one_group(sites: list[AnySite], differs: Callable[[Sequence[AnySite]], bool]) -> list[AnySite]:
-    """A smallest group of sites that makes a difference together."""
-    group: list[AnySite] = []
-    rest = sites
-    while not (group and differs(group)):
-        # the shortest prefix that differs, with the group so far, ends in a guilty site
-        low, high = 0, len(rest)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if differs([*group, *rest[:middle]]):
-                high = middle
-            else:
-                low = middle
-        group.append(rest[high - 1])
-        rest = rest[: high - 1]
-    return group

@@ -47,3 +47,13 @@ class Site:
     def __str__(self) -> str:
         where = self.module or "the model itself"
         return f"{self.filename}:{self.lineno} `{self.source}` ({self.kind} in {where})"
+
+
+def joined_path(path: str, name: str) -> str:
+    """The dotted path of something in a module that itself has a path; either may be empty.
+
+    Example:
+        >>> joined_path("net", "block.0"), joined_path("", "block"), joined_path("net", "")
+        ('net.block.0', 'block', 'net')
+    """
+    return f"{path}.{name}" if path and name else path or name

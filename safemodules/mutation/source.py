@@ -64,6 +64,14 @@ class SourceFile:
         """Offset behind the last byte of a node."""
         return self.line_starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined, no-any-return]
 
+    def find(self, token: bytes, position: int) -> int:
+        """Offset of the next token of one byte; comments are passed over."""
+        while (found := self.data[position : position + 1]) != token:
+            if found == b"#":
+                position = self.data.index(b"\n", position)
+            position += 1
+        return position
+
     def line(self, lineno: int) -> str:
         """Text of a line, counted from 1, without surrounding blanks."""
         return self.data[self.line_starts[lineno - 1] : self.line_starts[lineno]].decode().strip()
@@ -174,12 +182,21 @@ def compile_module(tree: ast.Module, filename: str, flags: int) -> CodeType:
 CodePath = tuple[int, ...]
 
 
-def walk_codes(code: CodeType, path: CodePath = ()) -> Iterator[tuple[CodePath, CodeType]]:
-    """All code objects below one, each with its path: which code constant of which code."""
+def walk_codes(
+    code: CodeType, path: CodePath = (), *, added: str | None = None
+) -> Iterator[tuple[CodePath, CodeType]]:
+    """All code objects below one, each with its path: which code constant of which code.
+
+    Args:
+        code: where to begin; it has the path itself.
+        path: its path.
+        added: name of a variable by which code is told that was not in the original; it is
+            passed over.
+    """
     inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    for index, constant in enumerate(inner):
+    for index, constant in enumerate(c for c in inner if added not in c.co_varnames):
         yield (*path, index), constant
-        yield from walk_codes(constant, (*path, index))
+        yield from walk_codes(constant, (*path, index), added=added)
 
 
 _compiled: dict[tuple[int, int], tuple[SourceFile, list[tuple[tuple[int, ...], CodeType]]]] = {}

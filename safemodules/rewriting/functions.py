@@ -19,7 +19,7 @@ from typing import Any
 from safemodules.errors import SourceError
 from safemodules.mutation.source import FunctionSource, SourceFile, compile_module, walk_codes
 from safemodules.rewriting.edits import Edit, render, unified_diff
-from safemodules.rewriting.templates import PREFIX
+from safemodules.rewriting.templates import OUTLINED, PREFIX
 
 _numbers = itertools.count(1)
 
@@ -81,7 +81,7 @@ class EditedFile:
             tree = ast.Module([statement], type_ignores=[])
             module = compile_module(tree, self.edited.filename, flags)
             factory = next(c for c in module.co_consts if isinstance(c, CodeType))
-            self.codes[key] = dict(walk_codes(factory))
+            self.codes[key] = dict(walk_codes(factory, added=OUTLINED))
         code = self.codes[key][source.path]
         original = source.function.__code__
         assert (code.co_name, code.co_firstlineno) == (original.co_name, original.co_firstlineno)

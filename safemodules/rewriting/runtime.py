@@ -30,6 +30,7 @@ from safemodules.mutation.operators import (
     method_kind,
     method_twin,
 )
+from safemodules.rewriting.checkpoints import loop, mapped, outlined, rerouted
 from safemodules.rewriting.copies import (
     is_alike,
     keeps_history,
@@ -358,6 +359,10 @@ _FIXED: dict[str, Any] = {
     "set": set_item,
     "set_late": set_item_late,
     "bind": bind,
+    "loop": loop,
+    "mapped": mapped,
+    "outlined": outlined,
+    "rerouted": rerouted,
 }
 
 

@@ -12,6 +12,8 @@ from safemodules.mutation.source import SourceFile
 from safemodules.rewriting.edits import Breaks, Edit, Kept, Part
 
 PREFIX = "_sm_"
+# A parameter of every lambda that an edit adds.
+OUTLINED = f"{PREFIX}outlined_here"
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Templates:
     def _key(self, accessor: ast.Subscript) -> tuple[Part, ...]:
         """``_sm_key[...]`` with the text between the brackets."""
         start, end = self.file.end(accessor.value), self.file.end(accessor)
-        opening = self._find(b"[", start)
+        opening = self.file.find(b"[", start)
         return (*self._gap(start, opening), f"{PREFIX}key", Kept(opening, end))
 
     # -- one maker per kind of site -----------------------------------------------------
@@ -250,19 +252,11 @@ class Templates:
         end = self.file.end(node) - 1
         if len(node.args) + len(node.keywords) == 1:
             return end
-        return self._find(b",", self.file.end(node.args[0]))
+        return self.file.find(b",", self.file.end(node.args[0]))
 
     def _opening(self, node: ast.Call) -> int:
         """Offset of the bracket that opens the arguments of a call."""
-        return self._find(b"(", self.file.end(node.func))
-
-    def _find(self, token: bytes, position: int) -> int:
-        """Offset of the next token of one byte; comments are passed over."""
-        while (found := self.file.data[position : position + 1]) != token:
-            if found == b"#":
-                position = self.file.data.index(b"\n", position)
-            position += 1
-        return position
+        return self.file.find(b"(", self.file.end(node.func))
 
     def _rebinding(
         self, site: FoundSite, place: Place, call: tuple[Part, ...], class_name: str | None

@@ -1,0 +1,193 @@
+"""Which regions are checkpointed, and why: measured on example inputs, then compared."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from safemodules.conversion.bisection import find_guilty
+from safemodules.conversion.region_decisions import (
+    DIFFERS,
+    NOT_RUN,
+    RegionDecision,
+    decide_regions_without_inputs,
+)
+from safemodules.conversion.regions import RegionSite
+from safemodules.conversion.trial import Outcome, Trial
+from safemodules.errors import ConversionError
+from safemodules.rewriting.checkpoints import metered
+from safemodules.state import preserved, seed_everything
+from safemodules.trees import clone_inputs, flatten_tensors
+from safemodules.verification import Equivalence
+from safemodules.verification.observation import set_mode
+
+__all__ = ["decide_regions"]
+
+# A loop that saves a smaller share of what the step keeps is not worth its recomputation.
+WORTH: Final = 0.05
+
+
+@dataclass
+class _Measured:
+    """What one region has used in one forward.
+
+    Attributes:
+        calls: bytes that each of its calls has saved for backward.
+        seconds: seconds in all.
+        inner: regions that ran inside of it.
+    """
+
+    calls: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    inner: set[tuple[str, int]] = field(default_factory=set)
+
+    @property
+    def saved(self) -> int:
+        """Bytes that are not kept if it is checkpointed; one call's are, in the recomputation."""
+        return sum(self.calls) - max(self.calls)
+
+
+class _LoopMeter:
+    """Runs regions and counts what they save for backward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.regions: dict[tuple[str, int], _Measured] = defaultdict(_Measured)
+        self.total = 0
+        self._ignored = {_memory(t) for t in (*model.parameters(), *model.buffers())}
+        self._seen: set[int] = set()
+        self._open: list[tuple[str, int]] = []
+        self._bytes: list[int] = []
+
+    def __call__(self, filename: str, key: int, call: Callable[..., Any], call_args: Any) -> Any:
+        """Run one call of a region."""
+        name = _original(filename), key
+        for outer in self._open:
+            self.regions[outer].inner.add(name)
+        given = {_memory(tensor) for _, tensor in flatten_tensors(call_args)} - self._seen
+        self._seen |= given  # what a region is given stays alive for its recomputation
+        args, kwargs = call_args
+        self._open.append(name)
+        self._bytes.append(0)
+        started = perf_counter()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            measured = self.regions[name]
+            measured.seconds += perf_counter() - started
+            measured.calls.append(self._bytes.pop())
+            self._open.pop()
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Count a tensor that is saved; each piece of memory once."""
+        memory = _memory(tensor)
+        if memory not in self._ignored and memory not in self._seen:
+            self._seen.add(memory)
+            size = tensor.untyped_storage().nbytes()
+            self.total += size
+            self._bytes = [count + size for count in self._bytes]
+        return tensor
+
+
+def _memory(tensor: Tensor) -> int:
+    if tensor.layout is not torch.strided:
+        return id(tensor)
+    return tensor.untyped_storage().data_ptr()
+
+
+def _original(filename: str) -> str:
+    """The file that an edited file was made of: ``<safemodules 3 of net.py>``."""
+    return filename.partition(" of ")[2].removesuffix(">")
+
+
+def decide_regions(
+    trial: Trial, outcome: Outcome, *, loops: bool
+) -> tuple[dict[RegionSite, RegionDecision], Outcome]:
+    """Decide by measuring the regions, and by comparing the checkpointed model.
+
+    Args:
+        trial: the original's behaviour on example inputs.
+        outcome: what is done with the in-place sites.
+        loops: checkpoint loop bodies.
+
+    Returns:
+        Decisions, and the outcome with the comparison of the checkpointed model.
+
+    Raises:
+        ConversionError: a region that the user checkpoints does not compute the same.
+    """
+    regions = trial.survey.regions
+    decided = decide_regions_without_inputs(regions, loops=loops)
+    if loops and any(not region.is_rerouted for region in regions):
+        decided.update(_measured(trial, outcome))
+    chosen = [region for region, decision in decided.items() if decision.verdict == "checkpoint"]
+    if not chosen:
+        return decided, outcome
+    equivalence, equivalent = trial.compare_checkpointed(outcome, chosen)
+    if not equivalent:
+        guilty = find_guilty(chosen, lambda some: not trial.compare_checkpointed(outcome, some)[1])
+        _refuse([region for region in guilty if region.is_rerouted], equivalence)
+        decided.update(dict.fromkeys(guilty, DIFFERS))
+        chosen = [region for region in chosen if region not in guilty]
+        equivalence, _ = trial.compare_checkpointed(outcome, chosen)
+    return decided, Outcome(outcome.decisions, outcome.copies, equivalence)
+
+
+def _refuse(regions: Sequence[RegionSite], equivalence: Equivalence) -> None:
+    """Refuse regions that the user checkpoints, and that do not compute the same so."""
+    if not regions:
+        return
+    lines = "\n".join(f"  {region}" for region in regions)
+    reason = next(iter(equivalence.differences), None) or equivalence
+    raise ConversionError(
+        f"checkpointed, these regions do not compute what they compute without:\n{lines}\n"
+        f"{reason}\nTake the checkpoint off there, or change what it runs. The model is unchanged."
+    )
+
+
+def _measured(trial: Trial, outcome: Outcome) -> dict[RegionSite, RegionDecision]:
+    meter = _measure(trial, outcome)
+    regions = [region for region in trial.survey.regions if not region.is_rerouted]
+    worth = {
+        name
+        for name, measured in meter.regions.items()
+        if measured.saved >= WORTH * meter.total and measured.saved > 0
+    }
+    return {region: _decision(region, meter, worth) for region in regions}
+
+
+def _decision(region: RegionSite, meter: _LoopMeter, worth: set[tuple[str, int]]) -> RegionDecision:
+    measured = meter.regions.get(region.key)
+    if measured is None:
+        return NOT_RUN
+    share = measured.saved / meter.total if meter.total else 0.0
+    found: dict[str, Any] = {
+        "calls": len(measured.calls),
+        "saved_bytes": measured.saved,
+        "seconds": measured.seconds,
+    }
+    if measured.inner & worth:
+        reason = "the loops of the modules that it runs are checkpointed"
+        return RegionDecision("plain", reason, calls=len(measured.calls))
+    if region.key not in worth:
+        reason = f"would save {share:.1%} of what the step keeps, less than {WORTH:.0%}"
+        return RegionDecision("plain", reason, **found)
+    return RegionDecision("checkpoint", f"saves {share:.1%} of what the step keeps", **found)
+
+
+def _measure(trial: Trial, outcome: Outcome) -> _LoopMeter:
+    """Run the model once, its regions through a meter."""
+    model = trial.survey.model
+    meter = _LoopMeter(model)
+    mode = trial.modes[0]
+    with trial.with_regions(outcome, trial.survey.regions), preserved(model), metered(meter):
+        set_mode(model, mode)
+        seed_everything(0)
+        handed, _ = clone_inputs(trial.call, requires_grad=False)
+        hooks = torch.autograd.graph.saved_tensors_hooks(meter.pack, lambda tensor: tensor)
+        with torch.enable_grad(), hooks:
+            model(*handed.inputs, **handed.kwargs)
+    return meter

@@ -1,0 +1,60 @@
+"""What can be decided about a region."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from safemodules.conversion.regions import RegionSite
+
+__all__ = [
+    "DIFFERS",
+    "IN_LOOP",
+    "NOT_RUN",
+    "OFF",
+    "REROUTED",
+    "RegionDecision",
+    "RegionVerdict",
+    "decide_regions_without_inputs",
+]
+
+RegionVerdict = Literal["checkpoint", "plain"]
+
+
+@dataclass(frozen=True)
+class RegionDecision:
+    """What is done with a region, and why.
+
+    Attributes:
+        verdict: ``"checkpoint"`` or ``"plain"``.
+        reason: why.
+        calls: how often it ran in a forward; 0 if nothing was run.
+        saved_bytes: bytes that are not kept from forward to backward any more.
+        seconds: seconds that a step takes longer.
+    """
+
+    verdict: RegionVerdict
+    reason: str
+    calls: int = 0
+    saved_bytes: int = 0
+    seconds: float = 0.0
+
+
+REROUTED = RegionDecision("checkpoint", "exact and non-reentrant in place of torch's own")
+IN_LOOP = RegionDecision("checkpoint", "runs in a loop, which keeps every iteration alive")
+OFF = RegionDecision("plain", "loops are not checkpointed unless asked for (checkpoint='loops')")
+NOT_RUN = RegionDecision("checkpoint", "runs in a loop that the example inputs do not reach")
+DIFFERS = RegionDecision("plain", "checkpointed, the model does not compute the same")
+
+
+def decide_regions_without_inputs(
+    regions: Sequence[RegionSite], *, loops: bool
+) -> dict[RegionSite, RegionDecision]:
+    """Decide by what the source tells.
+
+    Args:
+        regions: the model's regions.
+        loops: checkpoint loop bodies.
+    """
+    return {
+        region: REROUTED if region.is_rerouted else IN_LOOP if loops else OFF for region in regions
+    }

@@ -1,0 +1,168 @@
+"""Loop bodies of a converted model are checkpointed, and compute what they did."""
+
+import copy
+
+import pytest
+import torch
+from loop_models import (
+    MODELS,
+    WIDTH,
+    Appending,
+    Calls,
+    Closed,
+    Consecutive,
+    InPlaceFirst,
+    Nested,
+    Net,
+    Outer,
+    Stepping,
+)
+from torch import nn
+
+import safemodules as sm
+from safemodules.rewriting.checkpoints import run_plain
+
+
+def train(net, steps=3):
+    torch.manual_seed(3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    found = []
+    for _ in range(steps):
+        x = torch.randn(6, WIDTH, requires_grad=True)
+        out = net(x)
+        optimizer.zero_grad()
+        out.square().mean().backward()
+        optimizer.step()
+        found += [out.detach(), x.grad, *(p.grad for p in net.parameters() if p.grad is not None)]
+    return [*found, *net.state_dict().values(), torch.get_rng_state()]
+
+
+@pytest.mark.parametrize("with_inputs", [True, False])
+@pytest.mark.parametrize("cls", MODELS, ids=lambda cls: cls.__name__)
+def test_training_is_that_of_the_original(cls, with_inputs):
+    torch.manual_seed(0)
+    net = cls()
+    converted = copy.deepcopy(net)
+    if with_inputs:
+        sm.convert_model(converted, torch.randn(6, WIDTH))
+    else:
+        sm.convert_model(converted)
+    decisions = {region.decision for region in sm.conversion_plan(converted).regions}
+    # of what the in-place model keeps, its inputs are all
+    assert "checkpoint" in decisions or (with_inputs and cls is InPlaceFirst)
+    expected, found = train(net), train(converted)
+    assert len(expected) == len(found)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert getattr(net, "count", 0) == getattr(converted, "count", 0)
+    sm.revert_model(converted)
+    assert type(converted) is cls
+    assert all(set(vars(m)) == set(vars(n)) for m, n in zip(net.modules(), converted.modules()))
+
+
+def kept_bytes(net, x):
+    """Bytes that a forward keeps for backward, parameters left out."""
+    seen = {p.data_ptr() for p in (*net.parameters(), *net.buffers())}
+    total = 0
+
+    def pack(tensor):
+        nonlocal total
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            total += tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        out = net(x)
+    assert out.requires_grad
+    return total
+
+
+@pytest.mark.parametrize("cls", [Calls, Consecutive, Appending, Nested, Outer, Stepping, Closed])
+def test_less_is_kept_for_backward(cls):
+    net, x = cls(), torch.randn(64, WIDTH)
+    before = kept_bytes(net, x)
+    sm.convert_model(net, x)
+    assert kept_bytes(net, x) < 0.6 * before
+
+
+def test_the_plan_names_loops_and_what_they_cost():
+    plan = sm.plan_conversion(Consecutive(), torch.randn(64, WIDTH))
+    (region,) = plan.regions
+    assert region.decision == "checkpoint" and region.calls == 3 and region.saved_bytes > 0
+    assert region.seconds > 0 and region.source == "h = self.norm(x)"
+    assert "loop_models.py" in str(plan) and "3 calls" in str(plan)
+    assert "checkpoint=False" in str(plan)
+    assert '"saved_bytes"' in plan.to_json()
+    assert "outlined(" in plan.diff()
+
+
+def test_loops_are_left_alone_on_request():
+    net = Calls()
+    plan = sm.plan_conversion(net, torch.randn(6, WIDTH), checkpoint=False)
+    (region,) = plan.regions
+    assert region.decision == "plain" and "checkpoint='loops'" in region.reason
+    plan.apply()
+    assert type(net.layers[0]) is nn.Sequential
+
+
+class Cheap(Net):
+    """A loop that keeps next to nothing beside what follows it."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Sequential(nn.Linear(WIDTH, 400), nn.Tanh(), nn.Linear(400, 400), nn.Tanh())
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def test_a_loop_that_saves_little_runs_plain():
+    plan = sm.plan_conversion(Cheap(), torch.randn(64, WIDTH))
+    (region,) = plan.regions
+    assert region.decision == "plain" and "less than 5%" in region.reason
+
+
+def test_only_the_innermost_loops_are_checkpointed(capsys):
+    plan = sm.plan_conversion(Outer(), torch.randn(64, WIDTH))
+    decisions = {region.source: region.decision for region in plan.regions}
+    assert decisions == {"x = layer(x)": "checkpoint", "x = stage(x)": "plain"}
+    for inputs in (torch.randn(64, WIDTH), None):
+        net = sm.convert_model(Outer(), inputs)
+        net.stages[0].layers[0][0].register_forward_pre_hook(
+            lambda *_: print("again") if sm.is_recomputing() else None
+        )
+        net(torch.randn(6, WIDTH)).sum().backward()
+        assert capsys.readouterr().out.split() == ["again"]
+
+
+def test_inference_and_eval_are_the_original():
+    net = Calls().eval()
+    x = torch.randn(6, WIDTH)
+    with torch.no_grad():
+        expected = net(x)
+        sm.convert_model(net, x)
+        assert torch.equal(net(x), expected)
+    with torch.inference_mode():
+        assert torch.equal(net(x), expected)
+
+
+def test_a_deep_copy_and_a_second_conversion():
+    net, x = sm.convert_model(Calls(), torch.randn(6, WIDTH)), torch.randn(64, WIDTH)
+    other = copy.deepcopy(net)
+    before = kept_bytes(Calls(), x)
+    assert kept_bytes(other, x) < 0.6 * before
+    sm.convert_model(net, torch.randn(6, WIDTH))
+    assert kept_bytes(net, x) < 0.6 * before
+    assert list(net.state_dict()) == list(Calls().state_dict())
+
+
+def test_compiled_and_exported_loops_compute_the_same():
+    net, x = Calls().eval(), torch.randn(6, WIDTH)
+    expected = net(x)
+    sm.convert_model(net, x)
+    assert torch.equal(torch.compile(net, backend="eager", fullgraph=True)(x), expected)
+    assert torch.equal(torch.export.export(net, (x,)).module()(x), expected)
+    with run_plain():
+        assert torch.equal(net(x), expected)
