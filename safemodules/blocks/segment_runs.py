@@ -1,8 +1,7 @@
 """Run the spans of a sequence, each plain or as a checkpointed region."""
 
-import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -13,15 +12,18 @@ from safemodules.checkpointing import checkpoint
 __all__ = ["Segment", "run_children", "run_spans", "unused_keywords"]
 
 
-@functools.lru_cache(maxsize=1024)
-def _keywords(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
-    """Names that may be given by keyword, and whether any other may be."""
-    parameters = inspect.signature(function).parameters.values()
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return (
-        frozenset(p.name for p in parameters if p.kind in named),
-        any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters),
-    )
+def _takes(function: Any, name: str) -> bool:
+    """Whether a function may be given an argument by that name."""
+    function = getattr(function, "__func__", function)
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    code = getattr(function, "__code__", None)
+    if code is None:
+        parameters = inspect.signature(function).parameters
+        return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    count = code.co_argcount + code.co_kwonlyargcount
+    named = code.co_varnames[code.co_posonlyargcount : count]
+    return bool(code.co_flags & inspect.CO_VARKEYWORDS) or name in named
 
 
 def _taken(child: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,9 +31,7 @@ def _taken(child: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(child, nn.Sequential):
         inner = [_taken(grandchild, kwargs) for grandchild in child]
         return {name: value for name, value in kwargs.items() if any(name in i for i in inner)}
-    forward: Any = child.forward
-    names, any_name = _keywords(getattr(forward, "__func__", forward))
-    return {name: value for name, value in kwargs.items() if any_name or name in names}
+    return {name: value for name, value in kwargs.items() if _takes(child.forward, name)}
 
 
 def unused_keywords(children: Sequence[nn.Module], kwargs: Mapping[str, Any]) -> list[str]:
