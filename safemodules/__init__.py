@@ -4,6 +4,7 @@ Verbs: :func:`convert_model` mends a model and :func:`verify` proves it. See the
 the errors this is for, and ``python -m safemodules --help`` for the command line.
 """
 
+from safemodules.blocks import CheckpointedSeq
 from safemodules.checkpointing import checkpoint, is_recomputing
 from safemodules.conversion.convert import (
     conversion_plan,
@@ -40,6 +41,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CheckpointError",
+    "CheckpointedSeq",
     "Clash",
     "ConversionError",
     "ConversionPlan",

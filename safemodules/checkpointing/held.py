@@ -25,7 +25,7 @@ from safemodules.checkpointing.versions import Token
 from safemodules.errors import CheckpointError
 from safemodules.mutation.internals import copy_all, save_tensor
 
-__all__ = ["Copied", "Held", "Kept", "Overwritten", "Saved", "copies_of"]
+__all__ = ["Copied", "Held", "Kept", "Overwritten", "Saved", "copies_of", "is_parameter"]
 
 # What may be asked of a tensor without reading its values.
 _METADATA: Final = frozenset(
@@ -76,6 +76,11 @@ class Overwritten(Tensor):
         )
 
 
+def is_parameter(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter; ``isinstance`` asks a metaclass, which takes longer."""
+    return type(tensor) is not Tensor and isinstance(tensor, nn.Parameter)
+
+
 class Held:
     """A tensor as the forward met it.
 
@@ -86,11 +91,12 @@ class Held:
 
     __slots__ = ("_copy", "_is_parameter", "_requires_grad", "path", "token")
 
+    token: Token
+
     def __init__(self, tensor: Tensor, path: object) -> None:
         self.path = path
-        self.token = Token(tensor)
         self._requires_grad = tensor.requires_grad
-        self._is_parameter = isinstance(tensor, nn.Parameter)
+        self._is_parameter = is_parameter(tensor)
         self._copy: Tensor | None = None
 
     @property
@@ -137,6 +143,7 @@ class Kept(Held):
 
     def __init__(self, tensor: Tensor, path: object) -> None:
         super().__init__(tensor, path)
+        self.token = Token(tensor)
         self._tensor = tensor
 
     def _unchanged(self) -> Tensor:
@@ -153,6 +160,7 @@ class Saved(Held):
 
     def __init__(self, tensor: Tensor, path: object) -> None:
         super().__init__(tensor, path)
+        self.token = Token(tensor)
         self._saved = save_tensor(tensor.detach())
 
     def adopt(self, copy: Tensor) -> None:
@@ -169,7 +177,8 @@ class Saved(Held):
 class Copied(Held):
     """State that the region may write, or something so small that a copy costs nothing.
 
-    The copies of a region are made all at once, by :func:`copies_of`.
+    The copies of a region are made all at once, by :func:`copies_of`; it has no token, since
+    it is never looked at again.
     """
 
     __slots__ = ()

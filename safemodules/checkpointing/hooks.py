@@ -25,7 +25,8 @@ _LIBRARIES: Final = (
     str(Path(__file__).parents[1]),
     "<",
 )
-_is_library: dict[CodeType, bool] = {}
+# By the id of code, which is quicker to look up; the code is kept, so that no other gets it.
+_library_code: dict[int, tuple[bool, CodeType]] = {}
 
 
 def _line_of_user() -> tuple[CodeType, int]:
@@ -33,12 +34,17 @@ def _line_of_user() -> tuple[CodeType, int]:
     frame = sys._getframe(2)
     while True:
         code = frame.f_code
-        library = _is_library.get(code)
-        if library is None:
-            library = _is_library[code] = code.co_filename.startswith(_LIBRARIES)
-        if not library or frame.f_back is None:
+        known = _library_code.get(id(code)) or _look_at(code)
+        outer = frame.f_back
+        if outer is None or not known[0]:
             return code, frame.f_lineno
-        frame = frame.f_back
+        frame = outer
+
+
+def _look_at(code: CodeType) -> tuple[bool, CodeType]:
+    found = code.co_filename.startswith(_LIBRARIES), code
+    _library_code[id(code)] = found
+    return found
 
 
 @contextmanager

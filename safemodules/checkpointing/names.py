@@ -5,18 +5,19 @@ import functools
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
-__all__ = ["functions_of_class", "global_names", "is_foreign", "may_overwrite", "names"]
+__all__ = ["Facts", "facts", "functions_of_class", "global_names", "is_foreign"]
 
 # Code of these reads nothing that a region changes, but for what it is given.
 _FOREIGN: Final = frozenset({*sys.stdlib_module_names, "torch", "numpy"}) - {"__main__"}
 # Globals that nobody rebinds in a forward.
 _CONSTANT: Final = (type, types.ModuleType, types.BuiltinFunctionType)
 
-_all_names: "WeakKeyDictionary[types.CodeType, frozenset[str]]" = WeakKeyDictionary()
-_names: "WeakKeyDictionary[types.CodeType, tuple[str, ...]]" = WeakKeyDictionary()
+_CODES: Final = 4096  # more are forgotten
+# By code and the id of its global variables, which are kept so that no other gets that id.
+_global_names: dict[tuple[types.CodeType, int], tuple[dict[str, Any], tuple[str, ...]]] = {}
 _functions: "WeakKeyDictionary[type, tuple[types.FunctionType, ...]]" = WeakKeyDictionary()
 
 
@@ -32,11 +33,31 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def names(code: types.CodeType) -> frozenset[str]:
-    """Global names and attributes that code mentions, that of functions inside of it included."""
-    if code not in _all_names:
-        _all_names[code] = frozenset(name for inner in _codes(code) for name in inner.co_names)
-    return _all_names[code]
+class Facts(NamedTuple):
+    """What code mentions, that of functions inside of it included.
+
+    Attributes:
+        names: global names and attributes.
+        may_overwrite: whether there is anything by which a tensor could be overwritten.
+    """
+
+    names: frozenset[str]
+    may_overwrite: bool
+
+
+@functools.lru_cache(maxsize=_CODES)
+def facts(code: types.CodeType) -> Facts:
+    """Look through code.
+
+    Example:
+        >>> facts((lambda x: x.relu()).__code__).may_overwrite
+        False
+        >>> facts((lambda x: x.relu_()).__code__).may_overwrite
+        True
+    """
+    inner = tuple(_codes(code))
+    names = frozenset(name for part in inner for name in part.co_names)
+    return Facts(names, any(map(_may_overwrite, inner)))
 
 
 def global_names(function: types.FunctionType) -> tuple[str, ...]:
@@ -45,32 +66,21 @@ def global_names(function: types.FunctionType) -> tuple[str, ...]:
     Args:
         function: a function; the code inside of it is looked at, not the functions it calls.
     """
-    code = function.__code__
-    if code not in _names:
-        found = names(code)
-        scope = function.__globals__
-        _names[code] = tuple(
-            name
-            for name in found
-            if name in scope
-            and not isinstance(scope[name], _CONSTANT)
-            and not is_foreign(getattr(scope[name], "__module__", None))
-        )
-    return _names[code]
-
-
-@functools.lru_cache(maxsize=4096)
-def may_overwrite(code: types.CodeType) -> bool:
-    """Whether code mentions anything by which a tensor could be overwritten.
-
-    Example:
-        >>> (
-        ...     may_overwrite((lambda x: x.relu()).__code__),
-        ...     may_overwrite((lambda x: x.relu_()).__code__),
-        ... )
-        (False, True)
-    """
-    return any(_may_overwrite(inner) for inner in _codes(code))
+    code, scope = function.__code__, function.__globals__
+    known = _global_names.get((code, id(scope)))
+    if known is not None:
+        return known[1]
+    if len(_global_names) >= _CODES:
+        _global_names.clear()
+    found = tuple(
+        name
+        for name in facts(code).names
+        if name in scope
+        and not isinstance(scope[name], _CONSTANT)
+        and not is_foreign(getattr(scope[name], "__module__", None))
+    )
+    _global_names[code, id(scope)] = scope, found
+    return found
 
 
 def _may_overwrite(code: types.CodeType) -> bool:

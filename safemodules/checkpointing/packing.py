@@ -16,10 +16,11 @@ class Path(NamedTuple):
 
     parent: "Path | None"
     step: str
+    key: Any = None
 
     def __str__(self) -> str:
         """``argument 0[2].ema``."""
-        return f"{'' if self.parent is None else self.parent}{self.step}"
+        return f"{'' if self.parent is None else self.parent}{self.step.format(self.key)}"
 
 
 class Consumed:

@@ -4,8 +4,10 @@ A place knows its present content and takes another one; content is compared by 
 what is as it was is not written.
 """
 
+import operator
 import random
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import CellType, FunctionType
 from typing import Any, Protocol
@@ -18,6 +20,7 @@ __all__ = [
     "CellPlace",
     "DefaultsPlace",
     "DictPlace",
+    "EmptyPlace",
     "EntryPlace",
     "GeneratorPlace",
     "ListPlace",
@@ -25,6 +28,13 @@ __all__ = [
     "SetPlace",
     "SlotsPlace",
 ]
+
+
+def _same(a: Mapping[Any, Any], b: Mapping[Any, Any]) -> bool:
+    """Whether two mappings have the same entries in the same order, by identity."""
+    return (
+        len(a) == len(b) and all(map(operator.is_, a.values(), b.values())) and list(a) == list(b)
+    )
 
 
 class _Missing:
@@ -44,7 +54,7 @@ class Place(Protocol):
         """Make that the content."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class DictPlace:
     """The entries of a dict, among them the namespace of an object."""
 
@@ -57,6 +67,8 @@ class DictPlace:
     def put(self, content: dict[Any, Any]) -> None:
         """Write the entries that differ; all of them where their order does."""
         mapping = self.mapping
+        if _same(mapping, content):
+            return
         # A subclass may forbid or reinterpret these; an OrderedDict keeps its order apart.
         base: Any = OrderedDict if isinstance(mapping, OrderedDict) else dict
         if list(mapping) == list(content):
@@ -71,7 +83,28 @@ class DictPlace:
             base.__setitem__(mapping, key, value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
+class EmptyPlace:
+    """Dicts that are empty, as most registries of hooks are.
+
+    Args:
+        mappings: the dicts.
+    """
+
+    mappings: list[dict[Any, Any]]
+
+    def now(self) -> list[dict[Any, Any]]:
+        """The entries of each, or nothing if all are empty."""
+        return list(map(dict, self.mappings)) if any(self.mappings) else []
+
+    def put(self, content: list[dict[Any, Any]]) -> None:
+        """Write the entries that differ."""
+        if content or any(self.mappings):
+            for index, mapping in enumerate(self.mappings):
+                DictPlace(mapping).put(content[index] if content else {})
+
+
+@dataclass(eq=False, slots=True)
 class EntryPlace:
     """One entry of a dict: a global variable."""
 
@@ -90,7 +123,7 @@ class EntryPlace:
             self.mapping[self.key] = content
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class SlotsPlace:
     """The ``__slots__`` of an object."""
 
@@ -111,7 +144,7 @@ class SlotsPlace:
                 object.__setattr__(self.obj, name, content[name])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class ListPlace:
     """The items of a list or a deque."""
 
@@ -133,7 +166,7 @@ class ListPlace:
             list.__setitem__(items, slice(None), content)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class SetPlace:
     """The members of a set."""
 
@@ -150,7 +183,7 @@ class SetPlace:
             self.members.update(content)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class CellPlace:
     """The cell of a closure."""
 
@@ -173,7 +206,7 @@ class CellPlace:
             self.cell.cell_contents = content
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class DefaultsPlace:
     """The defaults of a function's parameters.
 
@@ -195,7 +228,7 @@ class DefaultsPlace:
             setattr(self.function, self.name, content)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class GeneratorPlace:
     """The state of a random number generator that somebody holds."""
 
@@ -223,7 +256,7 @@ class GeneratorPlace:
             generator.set_state(content)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class ArrayPlace:
     """The elements of a NumPy array."""
 

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from safemodules.checkpointing.held import Copied, Held, Saved, copies_of
-from safemodules.checkpointing.packing import Packed, Path, unpack
+from safemodules.checkpointing.packing import Path, unpack
 from safemodules.checkpointing.walk import Walk
 
 __all__ = ["Snapshot"]
@@ -45,14 +45,15 @@ class Snapshot:
     ) -> None:
         walk = Walk()
         self._args = [
-            walk.pack(value, Path(None, f"argument {index}")) for index, value in enumerate(args)
+            walk.pack(value, Path(None, "argument {}", index)) for index, value in enumerate(args)
         ]
         self._kwargs = {
-            name: walk.pack(value, Path(None, f"argument {name!r}"))
+            name: walk.pack(value, Path(None, "argument {!r}", name))
             for name, value in kwargs.items()
         }
         self._function = walk.pack(function, Path(None, "attribute self"))
-        self._places, self._contents = walk.places, [_loosen(c) for c in walk.contents]
+        walk.note_empty()
+        self._places, self._contents = walk.places, walk.contents
         self._held = tuple(walk.tensors)
         self._provisional: dict[Held, Tensor] = {}
         self._habits = _habits.setdefault(key, {})
@@ -113,20 +114,6 @@ class Snapshot:
         for (held, _), copy in zip(copied, fresh, strict=True):
             tensors[held] = held.dress(copy)
         return tensors
-
-
-def _is_packed(value: Any) -> bool:
-    return isinstance(value, (Held, Packed))
-
-
-def _loosen(content: Any) -> tuple[Any, bool]:
-    """A content, and whether something in it is packed."""
-    kind = type(content)
-    if kind is dict:
-        return content, any(map(_is_packed, content.values()))
-    if kind is list:
-        return content, any(map(_is_packed, content))
-    return content, _is_packed(content)
 
 
 def _tighten(content: Any, tensors: dict[Held, Tensor]) -> Any:

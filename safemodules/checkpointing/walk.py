@@ -9,7 +9,7 @@ import functools
 import random
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
@@ -17,20 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from safemodules.checkpointing.held import Copied, Held, Kept, Saved
-from safemodules.checkpointing.names import (
-    functions_of_class,
-    global_names,
-    is_foreign,
-    may_overwrite,
-    names,
-)
+from safemodules.checkpointing.held import Copied, Held, Kept, Saved, is_parameter
+from safemodules.checkpointing.names import facts, functions_of_class, global_names, is_foreign
 from safemodules.checkpointing.packing import Consumed, Packed, Path
 from safemodules.checkpointing.places import (
     ArrayPlace,
     CellPlace,
     DefaultsPlace,
     DictPlace,
+    EmptyPlace,
     EntryPlace,
     GeneratorPlace,
     ListPlace,
@@ -61,6 +56,10 @@ _ATOMS: Final = frozenset(
 
 # Parameters of other classes are exchanged by whoever shards them, with hooks of its own.
 _EXCHANGED: Final = (nn.Parameter, UninitializedParameter)
+_UNINITIALISED: Final = (UninitializedParameter, UninitializedBuffer)
+_INITIALISED: Final = (Tensor, nn.Parameter)  # `isinstance` asks a metaclass, which takes longer
+_SIMPLE: Final = (nn.Parameter, Tensor, type(None))
+_DICTS: Final = (dict, OrderedDict)
 
 
 class Walk:
@@ -68,8 +67,7 @@ class Walk:
 
     Attributes:
         places: every place met.
-        contents: their contents, packed.
-        loose: indices of those contents in which something is packed.
+        contents: their contents, and whether something in them is packed.
         tensors: the tensors, by what is held of them.
         modules: the modules.
         may_overwrite: something is set or written so that it might overwrite a tensor.
@@ -80,13 +78,14 @@ class Walk:
 
     def __init__(self) -> None:
         self.places: list[Place] = []
-        self.contents: list[Any] = []
+        self.contents: list[tuple[Any, bool]] = []
         self.tensors: dict[Held, Tensor] = {}
         self.modules: list[nn.Module] = []
         self.may_overwrite = False
         self.devices: set[torch.device] = set()
         self.is_lazy = False
         self.may_stop_early = True
+        self._empty: list[dict[Any, Any]] = []
         self._variables: set[object] = set()
         # What was met, alive so that no id is used twice, and what stands for it.
         self._met: dict[int, tuple[object, Any]] = {}
@@ -101,15 +100,24 @@ class Walk:
             return known[1]
         return _handler(kind)(self, value, path)  # type: ignore[arg-type]
 
-    def _note(self, place: Place, content: Any) -> None:
+    def _note(self, place: Place, content: Any, is_packed: bool) -> None:
         self.places.append(place)
-        self.contents.append(content)
+        self.contents.append((content, is_packed))
+
+    def _note_value(self, place: Place, value: Any, path: Path) -> None:
+        content = self.pack(value, path)
+        self._note(place, content, content is not value)
+
+    def note_empty(self) -> None:
+        """Note the dicts that were met and are empty; for the end of the walk."""
+        if self._empty:
+            self._note(EmptyPlace(self._empty), [], False)
 
     # -- tensors ----------------------------------------------------------------------------
 
     def visit_tensor(self, tensor: Tensor, path: Path) -> Any:
         """Hold a tensor."""
-        if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+        if type(tensor) not in _INITIALISED and isinstance(tensor, _UNINITIALISED):
             self.is_lazy = True
             return tensor
         self.devices.add(tensor.device)
@@ -131,23 +139,34 @@ class Walk:
         for name in always_copied(module):
             tensor = getattr(module, name)
             if isinstance(tensor, Tensor) and id(tensor) not in self._met:
-                held = Copied(tensor, Path(path, f".{name}"))
+                held = Copied(tensor, Path(path, ".{}", name))
                 self.tensors[held] = tensor
                 self._met[id(tensor)] = tensor, held
-        content: dict[str, Any] = {}
-        for name, value in module.__dict__.items():
-            if type(value) in _ATOMS or name in IGNORED_ATTRIBUTES:
-                content[name] = value
+        namespace = module.__dict__
+        content, is_packed = dict(namespace), False
+        for name, value in namespace.items():
+            kind = type(value)
+            if kind in _ATOMS or name in IGNORED_ATTRIBUTES:
+                continue
+            if kind in _DICTS and not value:
+                self._empty.append(value)
             elif name in REGISTRIES:
+<<<<<<< HEAD
                 content[name] = self._registry(value, path)
             elif isinstance(value, Tensor) and id(value) not in self._met:
                 content[name] = self._state(value, Path(path, f".{name}"))
+=======
+                self._registry(value, path)
+>>>>>>> seq
             else:
-                content[name] = self.pack(value, Path(path, f".{name}"))
-        self._note(DictPlace(module.__dict__), content)
+                found = self.pack(value, Path(path, ".{}", name))
+                if found is not value:
+                    content[name], is_packed = found, True
+        self._note(DictPlace(namespace), content, is_packed)
         self._class(type(module), path)
         return module
 
+<<<<<<< HEAD
     def _state(self, tensor: Tensor, path: Path) -> Any:
         """Hold a tensor that a module keeps: copied if it is small, even if it has a graph."""
         if isinstance(tensor, nn.Parameter) or not _is_small(tensor):
@@ -162,9 +181,15 @@ class Walk:
         values = [value for value in registry.values() if isinstance(value, nn.Parameter)]
         if any(type(value) not in _EXCHANGED for value in values):
             return registry
+=======
+    def _registry(self, registry: dict[str, Any], path: Path) -> None:
+        for value in registry.values():
+            if type(value) not in _SIMPLE and is_parameter(value):
+                if type(value) not in _EXCHANGED:
+                    return
+>>>>>>> seq
         self._met[id(registry)] = registry, registry
-        self._note(DictPlace(registry), self._pack_entries(registry, path, ".{}".format))
-        return registry
+        self._note(DictPlace(registry), *self._pack_entries(registry, path, ".{}"))
 
     def _class(self, cls: type, path: Path) -> None:
         for function in functions_of_class(cls):
@@ -178,57 +203,61 @@ class Walk:
         slots = slot_names(obj)
         if slots:
             place = SlotsPlace(obj, slots)
-            self._note(place, self._pack_entries(place.now(), path, ".{}".format))
+            self._note(place, *self._pack_entries(place.now(), path, ".{}"))
         namespace = getattr(obj, "__dict__", None)
         if isinstance(namespace, dict):
-            self._note(DictPlace(namespace), self._pack_entries(namespace, path, ".{}".format))
+            self._note(DictPlace(namespace), *self._pack_entries(namespace, path, ".{}"))
         self._class(type(obj), path)
         return obj
 
     # -- containers -------------------------------------------------------------------------
 
     def _pack_entries(
-        self, entries: Mapping[Any, Any], path: Path, step: Callable[[Any], str]
-    ) -> dict[Any, Any]:
-        if len(entries) > SEARCHED_ENTRIES:
-            return dict(entries)
-        return {
-            key: value if type(value) in _ATOMS else self.pack(value, Path(path, step(key)))
-            for key, value in entries.items()
-        }
+        self, entries: Mapping[Any, Any], path: Path, step: str
+    ) -> tuple[dict[Any, Any], bool]:
+        content, is_packed = dict(entries), False
+        if len(content) > SEARCHED_ENTRIES:
+            return content, False
+        for key, value in entries.items():
+            if type(value) not in _ATOMS:
+                found = self.pack(value, Path(path, step, key))
+                if found is not value:
+                    content[key], is_packed = found, True
+        return content, is_packed
 
-    def _pack_items(self, items: Collection[Any], path: Path) -> list[Any]:
-        if len(items) > SEARCHED_ENTRIES:
-            return list(items)
-        return [
-            value if type(value) in _ATOMS else self.pack(value, Path(path, f"[{index}]"))
-            for index, value in enumerate(items)
-        ]
+    def _pack_items(self, items: Collection[Any], path: Path) -> tuple[list[Any], bool]:
+        content, is_packed = list(items), False
+        if len(content) > SEARCHED_ENTRIES or _ATOMS.issuperset(map(type, content)):
+            return content, False
+        for index, value in enumerate(content):
+            found = self.pack(value, Path(path, "[{}]", index))
+            if found is not value:
+                content[index], is_packed = found, True
+        return content, is_packed
 
     def visit_mapping(self, mapping: dict[Any, Any], path: Path) -> Any:
         """Note the entries of a dict."""
         self._met[id(mapping)] = mapping, mapping
-        content = self._pack_entries(mapping, path, "[{!r}]".format) if mapping else {}
-        self._note(DictPlace(mapping), content)
+        self._note(DictPlace(mapping), *self._pack_entries(mapping, path, "[{!r}]"))
         return mapping
 
     def visit_sequence(self, items: "list[Any] | deque[Any]", path: Path) -> Any:
         """Note the items of a list or a deque."""
         self._met[id(items)] = items, items
-        self._note(ListPlace(items), self._pack_items(items, path))
+        self._note(ListPlace(items), *self._pack_items(items, path))
         return items
 
     def visit_set(self, members: "set[Any]", path: Path) -> Any:
         """Note the members of a set."""
         self._met[id(members)] = members, members
-        self._note(SetPlace(members), frozenset(members))
+        self._note(SetPlace(members), frozenset(members), False)
         return members
 
     def visit_tuple(self, items: tuple[Any, ...], path: Path) -> Any:
         """Pack a tuple that holds tensors; note what another leads to."""
-        parts = self._pack_items(items, path)
+        parts, is_packed = self._pack_items(items, path)
         packed: Any = items
-        if any(part is not item for part, item in zip(parts, items, strict=False)):
+        if is_packed:
             kind: Any = type(items)
             packed = Packed(getattr(kind, "_make", kind), parts)
         self._met[id(items)] = items, packed
@@ -241,20 +270,20 @@ class Walk:
         self._met[id(function)] = function, function
         if is_foreign(function.__module__):
             return function
-        if not SAVES_TOO_EARLY.isdisjoint(names(function.__code__)):
+        code = facts(function.__code__)
+        if not SAVES_TOO_EARLY.isdisjoint(code.names):
             self.may_stop_early = False
-        if may_overwrite(function.__code__):
-            self.may_overwrite = True
+        self.may_overwrite |= code.may_overwrite
         free = function.__code__.co_freevars
         for name, cell in zip(free, function.__closure__ or (), strict=True):
             self._variable(CellPlace(cell), id(cell), name)
+        scope = function.__globals__
         for name in global_names(function):
-            scope = function.__globals__
             self._variable(EntryPlace(scope, name), (id(scope), name), name)
         for name in ("__defaults__", "__kwdefaults__"):
             defaults = getattr(function, name)
             if defaults:
-                self._note(DefaultsPlace(function, name), self.pack(defaults, path))
+                self._note_value(DefaultsPlace(function, name), defaults, path)
         if function.__dict__:
             self.visit_mapping(function.__dict__, path)
         return function
@@ -265,7 +294,7 @@ class Walk:
         self._variables.add(key)
         content = place.now()
         if type(content) is not type:
-            self._note(place, self.pack(content, Path(None, f"variable {name!r}")))
+            self._note_value(place, content, Path(None, "variable {!r}", name))
 
     def visit_method(self, method: types.MethodType, path: Path) -> Any:
         """Note what a bound method is bound to, and what its function reads."""
@@ -277,8 +306,8 @@ class Walk:
     def visit_partial(self, partial: "functools.partial[Any]", path: Path) -> Any:
         """Pack a partial that holds tensors; note what another leads to."""
         function = self.pack(partial.func, path)
-        given = self._pack_items(partial.args, path)
-        keywords = self._pack_entries(partial.keywords, path, "[{!r}]".format)
+        given, _ = self._pack_items(partial.args, path)
+        keywords, _ = self._pack_entries(partial.keywords, path, "[{!r}]")
         parts: list[Any] = [function, *given, *keywords.values()]
         before = [partial.func, *partial.args, *partial.keywords.values()]
         packed: Any = partial
@@ -299,7 +328,7 @@ class Walk:
         """Note the state of a generator of random numbers."""
         place = GeneratorPlace(generator)
         self._met[id(generator)] = generator, generator
-        self._note(place, place.now())
+        self._note(place, place.now(), False)
         return generator
 
     def visit_array(self, array: Any, path: Path) -> Any:
@@ -307,7 +336,7 @@ class Walk:
         self._met[id(array)] = array, array
         if array.nbytes <= COPIED_BYTES:
             place = ArrayPlace(array)
-            self._note(place, place.now())
+            self._note(place, place.now(), False)
         return array
 
     def visit_iterator(self, iterator: Any, path: Path) -> Any:
@@ -318,7 +347,7 @@ class Walk:
 
 
 def _kind(tensor: Tensor) -> type[Held]:
-    if isinstance(tensor, nn.Parameter):
+    if is_parameter(tensor):
         return Kept
     return Saved if tensor.requires_grad or not _is_small(tensor) else Copied
 

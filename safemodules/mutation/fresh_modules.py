@@ -6,7 +6,7 @@ from enum import IntEnum
 from torch import nn
 
 from safemodules.mutation.fresh_tables import FRESH_MODULES, TRANSPARENT_MODULES
-from safemodules.mutation.internals import has_hooks
+from safemodules.mutation.internals import SEQUENTIAL, has_hooks
 from safemodules.mutation.operators import INPLACE_MODULES
 
 
@@ -23,7 +23,7 @@ def is_sequential(module: nn.Module) -> bool:
     """Whether a module calls its children one after the other, and does nothing else."""
     return (
         isinstance(module, nn.Sequential)
-        and type(module).forward is nn.Sequential.forward
+        and (type(module).forward is nn.Sequential.forward or getattr(module, SEQUENTIAL, False))
         and "forward" not in module.__dict__
     )
 

@@ -108,6 +108,8 @@ def why_opaque(module: nn.Module) -> str | None:
 
 # Entries of a generated class (see NOTE [ Class swap ] in rewriting/classes.py).
 USER_CLASS = "_safemodules_user_class"
+# True of a sequence of ours that computes what `nn.Sequential` does.
+SEQUENTIAL = "_safemodules_is_sequential"
 
 
 def user_class_of(cls: type) -> type:

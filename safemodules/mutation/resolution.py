@@ -22,13 +22,19 @@ _STDLIB = tuple(
     os.path.abspath(path) + os.sep
     for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
 )
+# What is known of these from what they promise; their text is no user's.
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_OURS = tuple(
+    _PACKAGE + os.path.join(*path)
+    for path in (("checkpointing", ""), ("blocks", "checkpointed_seq.py"))
+)
 _MISSING = object()
 
 
 def is_foreign(filename: str) -> bool:
-    """Whether a file belongs to torch or the standard library, whose text is never edited."""
+    """Whether a file is of torch, the standard library or ours: their text is never edited."""
     path = os.path.abspath(filename)
-    if path.startswith(_TORCH) or filename.startswith("<frozen"):
+    if path.startswith((_TORCH, *_OURS)) or filename.startswith("<frozen"):
         return True
     inner = os.sep + "site-packages" + os.sep
     return path.startswith(_STDLIB) and inner not in path

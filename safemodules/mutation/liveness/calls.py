@@ -174,7 +174,7 @@ class Calls(Library):
         if has_hooks(module) or "forward" in module.__dict__ or not standard:
             self.opaque_module(module, "it has hooks, or a call of its own")
             return self.unknown_call(given, frame)
-        if is_sequential(module) and len(args) == 1:
+        if is_sequential(module) and len(args) == 1 and not kwargs:
             value = args[0]
             for child in module.children():
                 value = self.call_module(child, [value], {}, frame)
