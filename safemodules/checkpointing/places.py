@@ -54,6 +54,22 @@ class Place(Protocol):
         """Make that the content."""
 
 
+def entries_of(mapping: dict[Any, Any]) -> dict[Any, Any]:
+    """The entries of a dict as they are stored; a subclass may hand out others.
+
+    Example:
+        >>> class Made(dict):
+        ...     def __getitem__(self, key):
+        ...         return [super().__getitem__(key)]
+        >>> entries_of(Made(a=1))
+        {'a': 1}
+    """
+    if type(mapping) is dict:
+        return dict(mapping)
+    base: Any = OrderedDict if isinstance(mapping, OrderedDict) else dict
+    return dict(base.items(mapping))
+
+
 @dataclass(eq=False, slots=True)
 class DictPlace:
     """The entries of a dict, among them the namespace of an object."""
@@ -62,21 +78,21 @@ class DictPlace:
 
     def now(self) -> dict[Any, Any]:
         """The entries."""
-        return dict(self.mapping)
+        return entries_of(self.mapping)
 
     def put(self, content: dict[Any, Any]) -> None:
         """Write the entries that differ; all of them where their order does."""
-        mapping = self.mapping
-        if _same(mapping, content):
+        mapping, now = self.mapping, self.now()
+        if _same(now, content):
             return
         # A subclass may forbid or reinterpret these; an OrderedDict keeps its order apart.
         base: Any = OrderedDict if isinstance(mapping, OrderedDict) else dict
-        if list(mapping) == list(content):
+        if list(now) == list(content):
             for key, value in content.items():
-                if mapping[key] is not value:
+                if now[key] is not value:
                     base.__setitem__(mapping, key, value)
             return
-        for key in [key for key in mapping if key not in content]:
+        for key in [key for key in now if key not in content]:
             base.__delitem__(mapping, key)
         for key, value in content.items():
             base.pop(mapping, key, None)

@@ -151,43 +151,31 @@ class Walk:
             if kind in _DICTS and not value:
                 self._empty.append(value)
             elif name in REGISTRIES:
-<<<<<<< HEAD
-                content[name] = self._registry(value, path)
-            elif isinstance(value, Tensor) and id(value) not in self._met:
-                content[name] = self._state(value, Path(path, f".{name}"))
-=======
                 self._registry(value, path)
->>>>>>> seq
             else:
-                found = self.pack(value, Path(path, ".{}", name))
+                inner = Path(path, ".{}", name)
+                found = (self._state if isinstance(value, Tensor) else self.pack)(value, inner)
                 if found is not value:
                     content[name], is_packed = found, True
         self._note(DictPlace(namespace), content, is_packed)
         self._class(type(module), path)
         return module
 
-<<<<<<< HEAD
     def _state(self, tensor: Tensor, path: Path) -> Any:
         """Hold a tensor that a module keeps: copied if it is small, even if it has a graph."""
-        if isinstance(tensor, nn.Parameter) or not _is_small(tensor):
-            return self.visit_tensor(tensor, path)
+        if isinstance(tensor, nn.Parameter) or id(tensor) in self._met or not _is_small(tensor):
+            return self.pack(tensor, path)
         self.devices.add(tensor.device)
         held = Copied(tensor, path)
         self.tensors[held] = tensor
         self._met[id(tensor)] = tensor, held
         return held
 
-    def _registry(self, registry: dict[str, Any], path: Path) -> Any:
-        values = [value for value in registry.values() if isinstance(value, nn.Parameter)]
-        if any(type(value) not in _EXCHANGED for value in values):
-            return registry
-=======
     def _registry(self, registry: dict[str, Any], path: Path) -> None:
         for value in registry.values():
             if type(value) not in _SIMPLE and is_parameter(value):
                 if type(value) not in _EXCHANGED:
                     return
->>>>>>> seq
         self._met[id(registry)] = registry, registry
         self._note(DictPlace(registry), *self._pack_entries(registry, path, ".{}"))
 
@@ -238,7 +226,8 @@ class Walk:
     def visit_mapping(self, mapping: dict[Any, Any], path: Path) -> Any:
         """Note the entries of a dict."""
         self._met[id(mapping)] = mapping, mapping
-        self._note(DictPlace(mapping), *self._pack_entries(mapping, path, "[{!r}]"))
+        place = DictPlace(mapping)
+        self._note(place, *self._pack_entries(place.now(), path, "[{!r}]"))
         return mapping
 
     def visit_sequence(self, items: "list[Any] | deque[Any]", path: Path) -> Any:

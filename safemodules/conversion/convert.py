@@ -20,7 +20,7 @@ def convert_model(
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     inplace: str = "all",
-    checkpoint: bool | str = "loops",
+    checkpoint: Any = "loops",
     memory_budget: int | str | None = None,
     semantics: str = "preserve",
     progress: Progress | None = None,
@@ -45,8 +45,11 @@ def convert_model(
             makes the model train.
         checkpoint: ``"loops"`` checkpoints modules that run in a loop of a forward, since a loop
             keeps every iteration's activations alive; with example inputs only where that
-            saves at least 5% of what the step keeps. ``False`` leaves loops alone. Calls of
-            torch's own checkpoint become exact and non-reentrant either way.
+            saves at least 5% of what the step keeps. A dotted name, a class of modules or a
+            predicate ``(name, module) -> bool`` chooses modules that are checkpointed whenever
+            they are called; a plain ``nn.Sequential`` becomes a :class:`CheckpointedSeq`. A
+            list joins such choices; ``False`` leaves all alone. Calls of torch's own
+            checkpoint become exact and non-reentrant in any case.
         memory_budget: ``None``.
         semantics: ``"preserve"`` keeps what the model computes. ``"intended"`` computes what
             out-of-place code would: for people who know that an overwrite was a mistake. The

@@ -1,7 +1,7 @@
 """Which regions are checkpointed, and why: measured on example inputs, then compared."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final
@@ -104,36 +104,55 @@ def _original(filename: str) -> str:
 
 
 def decide_regions(
-    trial: Trial, outcome: Outcome, *, loops: bool
+    trial: Trial, outcome: Outcome, chosen: Mapping[str, nn.Module], *, loops: bool
 ) -> tuple[dict[RegionSite, RegionDecision], Outcome]:
     """Decide by measuring the regions, and by comparing the checkpointed model.
 
     Args:
         trial: the original's behaviour on example inputs.
         outcome: what is done with the in-place sites.
+        chosen: modules that are to be checkpointed whenever they are called, by path.
         loops: checkpoint loop bodies.
 
     Returns:
         Decisions, and the outcome with the comparison of the checkpointed model.
 
     Raises:
-        ConversionError: a region that the user checkpoints does not compute the same.
+        ConversionError: a region that the user checkpoints, or a module that is to be, does not
+            compute the same.
     """
+    _check_chosen(trial, outcome, chosen)
+    modules = tuple(chosen.values())
     regions = trial.survey.regions
     decided = decide_regions_without_inputs(regions, loops=loops)
     if loops and any(not region.is_rerouted for region in regions):
         decided.update(_measured(trial, outcome))
-    chosen = [region for region, decision in decided.items() if decision.verdict == "checkpoint"]
-    if not chosen:
+    kept = [region for region, decision in decided.items() if decision.verdict == "checkpoint"]
+    if not kept and not chosen:
         return decided, outcome
-    equivalence, equivalent = trial.compare_checkpointed(outcome, chosen)
+    equivalence, equivalent = trial.compare_checkpointed(outcome, kept, modules)
     if not equivalent:
-        guilty = find_guilty(chosen, lambda some: not trial.compare_checkpointed(outcome, some)[1])
+        guilty = find_guilty(kept, lambda some: not trial.compare_checkpointed(outcome, some)[1])
         _refuse([region for region in guilty if region.is_rerouted], equivalence)
         decided.update(dict.fromkeys(guilty, DIFFERS))
-        chosen = [region for region in chosen if region not in guilty]
-        equivalence, _ = trial.compare_checkpointed(outcome, chosen)
+        kept = [region for region in kept if region not in guilty]
+        equivalence, _ = trial.compare_checkpointed(outcome, kept, modules)
     return decided, Outcome(outcome.decisions, outcome.copies, equivalence)
+
+
+def _check_chosen(trial: Trial, outcome: Outcome, chosen: Mapping[str, nn.Module]) -> None:
+    """Refuse modules that do not compute the same when they are checkpointed."""
+    modules = tuple(chosen.values())
+    if not chosen or trial.compare_checkpointed(outcome, (), modules)[1]:
+        return
+    guilty = find_guilty(
+        list(chosen),
+        lambda some: not trial.compare_checkpointed(outcome, (), [chosen[p] for p in some])[1],
+    )
+    raise ConversionError(
+        f"checkpointed, {', '.join(map(repr, guilty))} would not compute what the model computes "
+        f"without. Leave it out of checkpoint=. The model is unchanged."
+    )
 
 
 def _refuse(regions: Sequence[RegionSite], equivalence: Equivalence) -> None:

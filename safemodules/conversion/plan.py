@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from safemodules.conversion.chosen import chosen_modules, wants_loops
 from safemodules.conversion.decisions import (
     DONE,
     Decision,
@@ -15,7 +16,7 @@ from safemodules.conversion.decisions import (
     verdicts_from_source,
 )
 from safemodules.conversion.loops import decide_regions
-from safemodules.conversion.planned_regions import PlannedRegion, planned_region
+from safemodules.conversion.planned_regions import PlannedRegion, planned_module, planned_region
 from safemodules.conversion.record import (
     ConversionRecord,
     PlannedSite,
@@ -28,7 +29,7 @@ from safemodules.conversion.region_decisions import (
 from safemodules.conversion.regions import RegionSite
 from safemodules.conversion.rewriter import make_rewriting
 from safemodules.conversion.survey import AnySite, Survey, survey_model
-from safemodules.conversion.swap import RECORD_MARK, apply_swaps, check_unchanged
+from safemodules.conversion.swap import RECORD_MARK, apply_swaps, check_unchanged, is_chosen
 from safemodules.conversion.trial import Outcome, Trial
 from safemodules.errors import ConversionError, OptionError
 from safemodules.mutation.reach import Skipped
@@ -133,16 +134,18 @@ class _Changes:
     survey: Survey
     swapped: tuple[AnySite, ...]
     regions: tuple[RegionSite, ...]
+    chosen: tuple[nn.Module, ...]
     rewriting: Rewriting | None
 
     @property
     def done(self) -> bool:
         """Whether an earlier conversion has made all of them."""
-        return all(each.done for each in (*self.swapped, *self.regions))
+        edits = all(each.done for each in (*self.swapped, *self.regions))
+        return edits and all(map(is_chosen, self.chosen))
 
     def apply(self, record: ConversionRecord) -> None:
         """Make them."""
-        apply_swaps(self.survey, self.swapped, self.rewriting, record, self.regions)
+        apply_swaps(self.survey, self.swapped, self.rewriting, record, self.regions, self.chosen)
 
 
 def plan_conversion(
@@ -151,7 +154,7 @@ def plan_conversion(
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     inplace: str = "all",
-    checkpoint: bool | str = "loops",
+    checkpoint: Any = "loops",
     memory_budget: int | str | None = None,
     semantics: str = "preserve",
     progress: Progress | None = None,
@@ -171,8 +174,11 @@ def plan_conversion(
             makes the model train.
         checkpoint: ``"loops"`` checkpoints modules that run in a loop of a forward, since a loop
             keeps every iteration's activations alive; with example inputs only where that
-            saves at least 5% of what the step keeps. ``False`` leaves loops alone. Calls of
-            torch's own checkpoint become exact and non-reentrant either way.
+            saves at least 5% of what the step keeps. A dotted name, a class of modules or a
+            predicate ``(name, module) -> bool`` chooses modules that are checkpointed whenever
+            they are called; a plain ``nn.Sequential`` becomes a :class:`CheckpointedSeq`. A
+            list joins such choices; ``False`` leaves all alone. Calls of torch's own
+            checkpoint become exact and non-reentrant in any case.
         memory_budget: ``None``.
         semantics: ``"preserve"`` keeps what the model computes. ``"intended"`` computes what
             out-of-place code would: for people who know that an overwrite was a mistake. The
@@ -197,9 +203,7 @@ def plan_conversion(
         >>> sorted({site.decision for site in plan.sites}), plan.equivalence.equivalent
         (['swap'], True)
     """
-    _check_options(
-        inplace=inplace, checkpoint=checkpoint, memory_budget=memory_budget, semantics=semantics
-    )
+    _check_options(inplace=inplace, memory_budget=memory_budget, semantics=semantics)
     without_inputs = example_inputs is None and example_kwargs is None
     for name, value in (("inplace", inplace), ("semantics", semantics)):
         if without_inputs and value in _FOUND_BY_RUNNING:
@@ -211,13 +215,13 @@ def plan_conversion(
     total = 2 if without_inputs else 4
     report("reading the source", 0, total)
     survey = survey_model(model)
-    loops = checkpoint == "loops"
+    loops, chosen = wants_loops(checkpoint), dict(chosen_modules(model, checkpoint))
     if without_inputs:
         by_source = decide_without_inputs(survey, verdicts_from_source(survey))
         decisions = {**by_source, **_done(survey)}
         report("making the edits", 1, total)
         regions = decide_regions_without_inputs(survey.regions, loops=loops)
-        return _plan(survey, Outcome(decisions, (), None), regions)
+        return _plan(survey, Outcome(decisions, (), None), regions, chosen)
     args = () if example_inputs is None else as_arguments(example_inputs)
     report("running the original", 1, total)
     trial = Trial(survey, args, dict(example_kwargs or {}))
@@ -227,9 +231,9 @@ def plan_conversion(
     outcome = trial.confirm({**planned, **_done(survey)})
     if semantics == "intended":
         outcome = trial.intend(outcome)
-    regions, outcome = decide_regions(trial, outcome, loops=loops)
+    regions, outcome = decide_regions(trial, outcome, chosen, loops=loops)
     report("making the edits", 3, total)
-    return _plan(survey, outcome, regions)
+    return _plan(survey, outcome, regions, chosen)
 
 
 def _done(survey: Survey) -> dict[AnySite, Decision]:
@@ -238,14 +242,19 @@ def _done(survey: Survey) -> dict[AnySite, Decision]:
 
 
 def _plan(
-    survey: Survey, outcome: Outcome, regions: Mapping[RegionSite, RegionDecision]
+    survey: Survey,
+    outcome: Outcome,
+    regions: Mapping[RegionSite, RegionDecision],
+    chosen: Mapping[str, nn.Module],
 ) -> ConversionPlan:
     decisions, copies = outcome.decisions, outcome.copies
     swapped = tuple(site for site, decision in decisions.items() if decision.verdict == "swap")
-    chosen = tuple(r for r, decision in regions.items() if decision.verdict == "checkpoint")
-    changes = _Changes(survey, swapped, chosen, None)
+    kept = tuple(r for r, decision in regions.items() if decision.verdict == "checkpoint")
+    modules = tuple(chosen.values())
+    changes = _Changes(survey, swapped, kept, modules, None)
     if copies or not changes.done:
-        changes = replace(changes, rewriting=make_rewriting(survey, swapped, copies, chosen))
+        rewriting = make_rewriting(survey, swapped, copies, kept, modules)
+        changes = replace(changes, rewriting=rewriting)
     edited = changes.rewriting.files.values() if changes.rewriting is not None else ()
     record = ConversionRecord(
         planned_sites(decisions),
@@ -253,7 +262,10 @@ def _plan(
         outcome.equivalence,
         "".join(file.diff() for file in edited),
         tuple(map(str, copies)),
-        tuple(planned_region(region, decision) for region, decision in regions.items()),
+        (
+            *(planned_region(region, decision) for region, decision in regions.items()),
+            *(planned_module(path, module) for path, module in chosen.items()),
+        ),
     )
     return ConversionPlan(survey.model, record, changes)
 
@@ -262,7 +274,6 @@ def _check_options(**options: Any) -> None:
     """Refuse option values that this version does not have."""
     allowed = {
         "inplace": ("all", "unsafe"),
-        "checkpoint": (False, "loops"),
         "memory_budget": (None,),
         "semantics": ("preserve", "intended"),
     }

@@ -1,14 +1,18 @@
 """A region of a plan as plain data."""
 
+import sys
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from torch import nn
+
 from safemodules.conversion.region_decisions import RegionDecision, RegionVerdict
 from safemodules.conversion.regions import RegionSite
+from safemodules.mutation.internals import user_class_of
 from safemodules.mutation.sites import joined_path
 
-__all__ = ["PlannedRegion", "planned_region"]
+__all__ = ["PlannedRegion", "planned_module", "planned_region"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +21,7 @@ class PlannedRegion:
 
     Attributes:
         filename: the file that holds it.
-        lineno: its first line, counted from 1.
+        lineno: its first line, counted from 1; 0 for a module.
         source: that line's text.
         kind: what it looks like.
         decision: ``"checkpoint"`` or ``"plain"``.
@@ -68,6 +72,13 @@ class PlannedRegion:
             f"{self.decision:10}  {self.filename}:{self.lineno} `{self.source}` ({self.kind} in "
             f"{where}): {self.reason}{costs}"
         )
+
+
+def planned_module(path: str, module: nn.Module) -> PlannedRegion:
+    """A module that is checkpointed whenever it is called, as plain data."""
+    cls = user_class_of(type(module))
+    filename = getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__
+    return PlannedRegion(filename, 0, cls.__name__, "module", "checkpoint", "asked for", (path,))
 
 
 def planned_region(region: RegionSite, decision: RegionDecision) -> PlannedRegion:

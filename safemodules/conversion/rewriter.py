@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from safemodules.blocks.checkpointed_seq import CheckpointedSeq
 from safemodules.conversion.regions import RegionSite
 from safemodules.conversion.savers import SaverCopy
 from safemodules.conversion.survey import AnySite, SourceSite, Survey
@@ -33,6 +34,7 @@ def make_rewriting(
     swapped: Collection[AnySite],
     copies: Collection[SaverCopy] = (),
     regions: Collection[RegionSite] = (),
+    chosen: Collection[nn.Module] = (),
 ) -> Rewriting | None:
     """Edit, compile and collect what a set of swapped sites needs.
 
@@ -41,11 +43,12 @@ def make_rewriting(
         swapped: the sites that become out of place; none has an obstacle.
         copies: copies for what backward has saved.
         regions: regions that are checkpointed.
+        chosen: modules that are.
 
     Returns:
         The edited code, or ``None`` if nothing is edited.
     """
-    if not swapped and not copies and not regions:
+    if not (swapped or copies or regions or chosen):
         return None
     reach = survey.reach
     sources = [site for site in swapped if isinstance(site, SourceSite)]
@@ -78,7 +81,7 @@ def make_rewriting(
     return Rewriting.new(
         files={name: EditedFile.make(files[name], made) for name, made in edits.items()},
         modules=modules,
-        methods=_with_entry(survey.model, _changed_methods(reach, changed)),
+        methods=_with_calls(survey.model, chosen, _changed_methods(reach, changed)),
         functions=tuple(
             function
             for function, runs in reach.functions.items()
@@ -165,14 +168,20 @@ def _call_edits(reach: Reach, run: Reached, changed: set[FunctionType]) -> Itera
             yield templates.twin(reference.node)
 
 
-def _with_entry(
-    model: nn.Module, methods: dict[str, tuple[str, ...]]
+def _with_calls(
+    model: nn.Module, chosen: Collection[nn.Module], methods: dict[str, tuple[str, ...]]
 ) -> dict[str, tuple[str, ...]]:
-    """The call of the model itself is where inference is told from training."""
-    cls = user_class_of(type(model))
-    if inspect.getattr_static(cls, CALL) is not vars(nn.Module)[CALL]:
-        return methods
-    return {**methods, class_name(cls): (*methods.get(class_name(cls), ()), CALL)}
+    """The call of the model itself is where inference is told from training; and of others."""
+    found = dict(methods)
+    # A plain sequence is wrapped instead.
+    classes = {user_class_of(type(module)) for module in chosen} - {nn.Sequential, CheckpointedSeq}
+    entry = user_class_of(type(model))
+    if inspect.getattr_static(entry, CALL) is vars(nn.Module)[CALL]:
+        classes.add(entry)
+    for cls in classes:
+        known = found.get(class_name(cls), ())
+        found[class_name(cls)] = tuple(dict.fromkeys((*known, CALL)))
+    return found
 
 
 def _changed_methods(reach: Reach, changed: set[FunctionType]) -> dict[str, tuple[str, ...]]:

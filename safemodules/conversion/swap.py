@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from safemodules.blocks.checkpointed_seq import CheckpointedSeq
 from safemodules.conversion.record import ConversionRecord
 from safemodules.conversion.regions import RegionSite
 from safemodules.conversion.survey import (
@@ -19,7 +20,7 @@ from safemodules.conversion.survey import (
 )
 from safemodules.errors import ConversionError, RevertError
 from safemodules.mutation.internals import user_class_of
-from safemodules.rewriting.checkpoints import LOOP_MARK, forget_marks
+from safemodules.rewriting.checkpoints import CALL_MARK, LOOP_MARK, forget_marks
 from safemodules.rewriting.classes import Rewriting, generated_class, rewriting_of
 from safemodules.rewriting.inference import FLAG_MARK
 from safemodules.rewriting.swapping import restore_class, swap_class
@@ -128,7 +129,9 @@ def _swap_module(module: nn.Module, path: str, rewriting: Rewriting) -> Undo | N
         ) from error
 
 
-def _modules_with_news(swapped: Collection[AnySite], regions: Collection[RegionSite]) -> set[int]:
+def _modules_with_news(
+    swapped: Collection[AnySite], regions: Collection[RegionSite], chosen: Collection[nn.Module]
+) -> set[int]:
     """Modules that run something which an earlier conversion of theirs has left as it was."""
     edited: list[SourceSite | RegionSite] = [s for s in swapped if isinstance(s, SourceSite)]
     edited += regions
@@ -137,7 +140,41 @@ def _modules_with_news(swapped: Collection[AnySite], regions: Collection[RegionS
         for site in edited
         for module in site.modules.values()
         if not site.done_in(module)
-    }
+    } | {id(module) for module in chosen if not is_chosen(module)}
+
+
+def is_chosen(module: nn.Module) -> bool:
+    """Whether a module is checkpointed whenever it is called."""
+    return CALL_MARK in module.__dict__ or isinstance(module, CheckpointedSeq)
+
+
+def _choose(module: nn.Module) -> Undo:
+    """Checkpoint a module whenever it is called; a plain sequence, child by child."""
+    if type(module) is nn.Sequential:
+        sequence = CheckpointedSeq.wrap(module)
+        sequence.__dict__[CALL_MARK] = True
+
+        def unwrap() -> None:
+            del CheckpointedSeq.unwrap(sequence).__dict__[CALL_MARK]
+
+        return unwrap
+    return _mark(module, CALL_MARK, True)
+
+
+def _unchoose(module: nn.Module) -> Undo:
+    """The way back; only what a conversion has wrapped has the mark."""
+    undo = _unmark(module, CALL_MARK)
+    if not isinstance(module, CheckpointedSeq):
+        return undo
+    before = module.__dict__.copy()
+    CheckpointedSeq.unwrap(module)
+
+    def wrap() -> None:
+        CheckpointedSeq.wrap(module)
+        module.__dict__.update(before)
+        undo()
+
+    return wrap
 
 
 def _mark_loops(regions: Collection[RegionSite]) -> Iterator[Undo]:
@@ -182,6 +219,7 @@ def apply_swaps(
     rewriting: Rewriting | None,
     record: ConversionRecord | None,
     regions: Collection[RegionSite] = (),
+    chosen: Collection[nn.Module] = (),
 ) -> Undo:
     """Make some sites of a model out of place.
 
@@ -191,6 +229,7 @@ def apply_swaps(
         rewriting: edited code for those in source.
         record: kept with the model; ``None`` in a trial.
         regions: regions that are checkpointed.
+        chosen: modules that are, whenever they are called.
 
     Returns:
         How to undo it.
@@ -198,8 +237,9 @@ def apply_swaps(
     Raises:
         ConversionError: a module refuses the change; the model is as it was.
     """
-    news = _modules_with_news(swapped, regions)
+    news = _modules_with_news(swapped, regions, chosen)
     with _all_or_nothing() as undo:
+        undo += map(_choose, (module for module in chosen if not is_chosen(module)))
         for path, module in survey.modules if rewriting is not None else ():
             assert rewriting is not None
             converted = generated_class(type(module)) is not None
@@ -227,6 +267,8 @@ def revert_swaps(model: nn.Module) -> None:
     """
     with _all_or_nothing() as undo:
         for path, module in model.named_modules():
+            if CALL_MARK in module.__dict__:
+                undo.append(_unchoose(module))
             undo.append(restore_class(module, path))
             if FLAG_MARK in module.__dict__:
                 try:
@@ -242,7 +284,8 @@ def revert_swaps(model: nn.Module) -> None:
 
 def is_swapped(module: nn.Module) -> bool:
     """Whether one module has a generated class or a switched flag."""
-    return generated_class(type(module)) is not None or FLAG_MARK in module.__dict__
+    marks = (FLAG_MARK, CALL_MARK)
+    return generated_class(type(module)) is not None or any(m in module.__dict__ for m in marks)
 
 
 def has_swaps(model: nn.Module) -> bool:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from torch import nn
+
 from safemodules.conversion.bisection import find_guilty
 from safemodules.conversion.clashes import SavedAndOverwritten, find_clashes, sites_of
 from safemodules.conversion.decisions import (
@@ -264,16 +266,16 @@ class Trial:
         return observe_modes(model, call.inputs, call.kwargs, self.modes, like=self.reference)
 
     def compare_checkpointed(
-        self, outcome: Outcome, regions: Sequence[RegionSite]
+        self, outcome: Outcome, regions: Sequence[RegionSite], chosen: Sequence[nn.Module] = ()
     ) -> tuple[Equivalence, bool]:
-        """Compare the converted model, some regions of it checkpointed.
+        """Compare the converted model, some regions and modules of it checkpointed.
 
         Returns:
             The comparison with the original, and whether it computes what it does without
             checkpoints; where the original cannot run backward, only that tells of gradients.
         """
         plain = self._observe(_swapped(outcome.decisions), outcome.copies)
-        with self.with_regions(outcome, regions), out_of_place():
+        with self.with_regions(outcome, regions, chosen), out_of_place():
             seen = self._observed()
         raises = any(
             seen[mode].gradient_error is not None and plain[mode].gradient_error is None
@@ -283,10 +285,12 @@ class Trial:
         return compare_modes(self.reference, seen), equivalent
 
     @contextmanager
-    def with_regions(self, outcome: Outcome, regions: Sequence[RegionSite]) -> Iterator[None]:
-        """The converted model with some regions checkpointed."""
+    def with_regions(
+        self, outcome: Outcome, regions: Sequence[RegionSite], chosen: Sequence[nn.Module] = ()
+    ) -> Iterator[None]:
+        """The converted model with some regions and modules checkpointed."""
         swapped = _swapped(outcome.decisions)
-        with converted(self.survey, swapped, outcome.copies, regions):
+        with converted(self.survey, swapped, outcome.copies, regions, chosen):
             yield
 
     def _watch(self, swapped: Sequence[AnySite]) -> StaleReads:
@@ -318,10 +322,11 @@ def converted(
     swapped: Sequence[AnySite],
     copies: Sequence[SaverCopy] = (),
     regions: Sequence[RegionSite] = (),
+    chosen: Sequence[nn.Module] = (),
 ) -> Iterator[None]:
     """A model with some sites swapped and regions checkpointed; afterwards it is as it was."""
-    rewriting = make_rewriting(survey, swapped, copies, regions)
-    undo = apply_swaps(survey, swapped, rewriting, None, regions)
+    rewriting = make_rewriting(survey, swapped, copies, regions, chosen)
+    undo = apply_swaps(survey, swapped, rewriting, None, regions, chosen)
     try:
         yield
     finally:

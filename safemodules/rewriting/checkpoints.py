@@ -21,10 +21,20 @@ from torch import nn
 from safemodules.checkpointing import checkpoint
 from safemodules.checkpointing.checkpoint import checkpoint_under
 
-__all__ = ["LOOP_MARK", "Meter", "forget_marks", "metered", "run_plain"]
+__all__ = [
+    "CALL_MARK",
+    "LOOP_MARK",
+    "Meter",
+    "checkpointable",
+    "forget_marks",
+    "metered",
+    "run_plain",
+]
 
-# Kept in the __dict__ of a module whose forward has a checkpointed loop.
+# Kept in the __dict__ of a module whose forward has a checkpointed loop,
 LOOP_MARK: Final = "_safemodules_loops"
+# and of one that is checkpointed whenever it is called.
+CALL_MARK: Final = "_safemodules_checkpointed"
 _OPTIONS: Final = frozenset(
     name
     for name, parameter in inspect.signature(torch_checkpointing.checkpoint).parameters.items()
@@ -127,6 +137,22 @@ def outlined(key: int, callees: tuple[Any, ...], region: Callable[..., Any], /, 
     if callees and not any(map(_is_region, callees)):
         return region(*args)
     return _run(key, region, args, {})
+
+
+def checkpointable(call: Callable[..., Any]) -> Callable[..., Any]:
+    """``__call__`` of a class of which some modules are checkpointed.
+
+    Args:
+        call: the class's own.
+    """
+
+    @functools.wraps(call)
+    def checkpointed(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or CALL_MARK not in self.__dict__ or _thread.plain:
+            return call(self, *args, **kwargs)
+        return checkpoint(functools.partial(call, self), *args, **kwargs)
+
+    return checkpointed
 
 
 # -- calls of torch's checkpoint ------------------------------------------------------------

@@ -18,8 +18,11 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
+from torch import nn
+
 from safemodules.errors import ConversionError, SourceError
 from safemodules.mutation.internals import USER_CLASS
+from safemodules.rewriting.checkpoints import checkpointable
 from safemodules.rewriting.functions import EditedFile
 from safemodules.rewriting.inference import call
 from safemodules.rewriting.methods import MethodBuilder
@@ -232,7 +235,9 @@ class Rewriting:
         if user not in self.classes:
             methods = MethodBuilder(self.files, user, dict(self.twins)).methods(names)
             if CALL in names:
-                methods.setdefault(CALL, call)
+                own = methods.get(CALL, getattr(user, CALL))
+                plain = own is nn.Module.__call__
+                methods[CALL] = checkpointable(call if plain else own)
             self.classes[user] = _subclass(user, self, methods)
         return self.classes[user]
 
