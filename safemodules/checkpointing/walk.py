@@ -151,13 +151,9 @@ class Walk:
             if kind in _DICTS and not value:
                 self._empty.append(value)
             elif name in REGISTRIES:
-<<<<<<< HEAD
-                content[name] = self._registry(value, path)
-            elif isinstance(value, Tensor) and id(value) not in self._met:
-                content[name] = self._state(value, Path(path, f".{name}"))
-=======
                 self._registry(value, path)
->>>>>>> seq
+            elif isinstance(value, Tensor) and id(value) not in self._met:
+                content[name], is_packed = self._state(value, Path(path, ".{}", name)), True
             else:
                 found = self.pack(value, Path(path, ".{}", name))
                 if found is not value:
@@ -166,10 +162,9 @@ class Walk:
         self._class(type(module), path)
         return module
 
-<<<<<<< HEAD
     def _state(self, tensor: Tensor, path: Path) -> Any:
         """Hold a tensor that a module keeps: copied if it is small, even if it has a graph."""
-        if isinstance(tensor, nn.Parameter) or not _is_small(tensor):
+        if is_parameter(tensor) or not _is_small(tensor):
             return self.visit_tensor(tensor, path)
         self.devices.add(tensor.device)
         held = Copied(tensor, path)
@@ -177,17 +172,11 @@ class Walk:
         self._met[id(tensor)] = tensor, held
         return held
 
-    def _registry(self, registry: dict[str, Any], path: Path) -> Any:
-        values = [value for value in registry.values() if isinstance(value, nn.Parameter)]
-        if any(type(value) not in _EXCHANGED for value in values):
-            return registry
-=======
     def _registry(self, registry: dict[str, Any], path: Path) -> None:
         for value in registry.values():
             if type(value) not in _SIMPLE and is_parameter(value):
                 if type(value) not in _EXCHANGED:
                     return
->>>>>>> seq
         self._met[id(registry)] = registry, registry
         self._note(DictPlace(registry), *self._pack_entries(registry, path, ".{}"))
 
