@@ -16,6 +16,7 @@ import copy
 import functools
 import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +109,7 @@ def vit_b_16(side: int) -> tuple[nn.Module, nn.Sequential, nn.Module]:
 
 MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "resnet50": (resnet50, (4, 3, 160, 160)),
-    "vit_b_16": (functools.partial(vit_b_16, 224), (4, 3, 224, 224)),
+    "vit_b_16": (functools.partial(vit_b_16, 112), (4, 3, 112, 112)),
 }
 
 
@@ -222,12 +223,9 @@ def state_after_a_step(model: nn.Module, inputs: Tensor) -> list[Tensor]:
     return [p.grad for p in model.parameters() if p.grad is not None] + list(model.buffers())
 
 
-def measure(name: str, rounds: int, peers: int, side: int | None) -> tuple[float, list[Row]]:
+def measure(name: str, rounds: int, peers: int) -> tuple[float, list[Row]]:
     """Time all variants of one model, interleaved; returns the base's seconds too."""
     make, shape = MODELS[name]
-    if side is not None:
-        shape = (*shape[:2], side, side)
-        make = functools.partial(vit_b_16, side) if name == "vit_b_16" else make
     torch.manual_seed(0)
     chains = variants(make())
     inputs = torch.randn(shape)
@@ -241,9 +239,9 @@ def measure(name: str, rounds: int, peers: int, side: int | None) -> tuple[float
         key: step(chain, inputs) for key, chain in chains.items()
     }
     main = {key: steps[key] for key in (BASE, NOISE, OURS)}
-    seconds, ratios = interleave(main, BASE, rounds=rounds)
+    seconds, ratios = interleave(main, BASE, rounds=rounds, warm=1, clock=time.process_time)
     rest = {key: value for key, value in steps.items() if key not in (NOISE, OURS)}
-    ratios |= interleave(rest, BASE, rounds=peers, warm=1)[1]
+    ratios |= interleave(rest, BASE, rounds=peers, warm=1, clock=time.process_time)[1]
     rows = []
     for key, chain in chains.items():
         same = key in exact_ones
@@ -263,10 +261,11 @@ def page(found: dict[str, tuple[float, list[Row]]], shapes: dict[str, str], comm
         "",
         f"Versions: {pairs}; CPU, {torch.get_num_threads()} thread(s).",
         "",
-        "Each run is divided by the mean of the runs of torch's own checkpoint (non-reentrant, one",
-        "region per block) just before and after it; median, ± half the distance between the",
-        "quartiles. A step is forward and backward of the sum. *peak*: live storage bytes beyond",
-        "parameters, buffers and input, gradients included; *saved*: what forward leaves of them.",
+        "CPU seconds: each run is divided by the mean of the runs of torch's own checkpoint",
+        "(non-reentrant, one region per block) just before and after it; median, ± half the",
+        "distance between the quartiles. A step is forward and backward of the sum. *peak*: live",
+        "storage bytes beyond parameters, buffers and input, gradients included; *saved*: what",
+        "forward leaves of them.",
         "*exact*: gradients and buffers are, bit for bit, those without a checkpoint.",
     ]
     for name, (seconds, rows) in found.items():
@@ -309,7 +308,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", choices=MODELS, default=list(MODELS), metavar="MODEL")
     parser.add_argument("--rounds", type=int, default=31, help="for the two that are compared")
     parser.add_argument("--peers", type=int, default=7, help="rounds for the others")
-    parser.add_argument("--side", type=int, help="another side of the images")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--limit", type=float, default=1.03, help="largest good ratio")
     parser.add_argument("--output", type=Path, default=RESULTS / "checkpoint_time.md")
@@ -319,11 +317,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = shlex.join(["python", "-m", "benchmarks.checkpoint_time", *words])
     found, shapes = {}, {}
     for name in options.only:
-        found[name] = measure(name, options.rounds, options.peers, options.side)
-        sizes = MODELS[name][1]
-        shapes[name] = "x".join(
-            map(str, sizes if options.side is None else (*sizes[:2], *[options.side] * 2))
-        )
+        found[name] = measure(name, options.rounds, options.peers)
+        shapes[name] = "x".join(map(str, MODELS[name][1]))
         options.output.write_text(page(found, shapes, command))
     bad = [line for _, rows in found.values() for line in failures(rows, options.limit)]
     print("\n".join(bad))

@@ -425,6 +425,30 @@ def read_and_write_globals(t):
     return (t * SHIFT * len(LOG)).sin()
 
 
+def test_equal_code_with_other_globals_reads_its_own():
+    """A constant of one module may be a variable of another one with the same text."""
+    text = "def body(t):\n    return (t * scale()).sin()\n"
+    scopes = [{"scale": torch.get_num_threads}, {"scale": Number(2)}]
+    x = leaf(3)
+    for scope in scopes:
+        exec(compile(text, "same.py", "exec"), scope)
+        scope["body"].__module__ = "same"
+        out = sm.checkpoint(scope["body"], x)
+        expected = scope["body"](x)
+        scope["scale"] = Number(7)
+        grads = [torch.autograd.grad(o.sum(), x)[0] for o in (out, expected)]
+        if scope is scopes[1]:
+            assert torch.equal(*grads)
+
+
+class Number:
+    def __init__(self, value):
+        self.value = value
+
+    def __call__(self):
+        return self.value
+
+
 def detached_input(run, x):
     return run(lambda t, u: (t * u).sin(), x, x.detach().cos())
 
@@ -825,6 +849,28 @@ def test_hooks_that_collect_collect_once():
     block[0].register_forward_hook(lambda m, i, o: kept.append(o.detach()))
     sm.checkpoint(block, torch.randn(2, 3)).sum().backward()
     assert len(kept) == 1
+
+
+def test_registries_that_were_empty_are_empty_again_and_keep_what_came_later():
+    """A region may fill an empty dict of a module, in its forward and in its recomputation."""
+
+    class Cache(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cache = {}
+
+        def forward(self, t):
+            if "scale" not in self.cache:
+                self.cache["scale"] = 2.0
+                return (t * 3).sin().exp()
+            return (t * self.cache["scale"]).sin().exp()
+
+    net, x = Cache(), leaf(3)
+    out = sm.checkpoint(net, x)
+    net.cache["later"] = 1
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    assert torch.equal(grad, torch.autograd.grad((x * 3).sin().exp().sum(), x)[0])
+    assert net.cache == {"scale": 2.0, "later": 1}
 
 
 def test_a_hook_added_after_the_forward_does_not_run_in_the_recomputation():

@@ -163,7 +163,7 @@ class Walk:
 
     def _state(self, tensor: Tensor, path: Path) -> Any:
         """Hold a tensor that a module keeps: copied if it is small, even if it has a graph."""
-        if isinstance(tensor, nn.Parameter) or id(tensor) in self._met or not _is_small(tensor):
+        if is_parameter(tensor) or id(tensor) in self._met or not _is_small(tensor):
             return self.pack(tensor, path)
         self.devices.add(tensor.device)
         held = Copied(tensor, path)
