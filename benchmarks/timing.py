@@ -26,15 +26,20 @@ class Ratio:
         return f"{self.median:.3f} ±{self.spread:.3f}"
 
 
-def timed(function: Callable[[], object]) -> float:
+def timed(function: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds of one call."""
-    started = time.perf_counter()
+    started = clock()
     function()
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def interleave(
-    variants: dict[str, Callable[[], object]], base: str, *, rounds: int = 41, warm: int = 3
+    variants: dict[str, Callable[[], object]],
+    base: str,
+    *,
+    rounds: int = 41,
+    warm: int = 3,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, dict[str, Ratio]]:
     """Time the variants in rounds ``base, B, base, C, base, ...``, every second one backwards.
 
@@ -46,6 +51,7 @@ def interleave(
         base: Name of the variant that the others are divided by.
         rounds: Number of rounds that count.
         warm: Number of rounds before them.
+        clock: Seconds; ``time.process_time`` leaves out what other processes take.
 
     Returns:
         The median seconds of the base, and the ratio of every other variant.
@@ -54,9 +60,9 @@ def interleave(
     ratios: dict[str, list[float]] = {name: [] for name in names}
     bases: list[float] = []
     for number in range(-warm, rounds):
-        before = timed(variants[base])
+        before = timed(variants[base], clock)
         for name in names if number % 2 == 0 else names[::-1]:
-            own, after = timed(variants[name]), timed(variants[base])
+            own, after = timed(variants[name], clock), timed(variants[base], clock)
             if number >= 0:
                 ratios[name].append(2 * own / (before + after))
                 bases.append(after)
