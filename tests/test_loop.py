@@ -426,6 +426,21 @@ def test_a_loss_without_a_graph_is_a_loss_without_a_graph() -> None:
         assert not found.requires_grad
 
 
+@pytest.mark.parametrize("returns", ["loss", "features"])
+def test_a_loop_runs_where_its_tensors_are(returns: str, device: torch.device) -> None:
+    torch.manual_seed(0)
+    net = Net(returns, drop=0.0).eval().to(device)
+    items = torch.randn(3, 2, 4, device=device)
+    loss = sm.AccumulatingLoop(net, weights=torch.tensor([1.0, 2.0, 3.0], device=device))(items)
+    expected = plain(net, items, "mean", weights=[1.0, 2.0, 3.0])
+    assert loss.device.type == device.type
+    assert (loss - expected).norm() <= 1e-6 * expected.norm()
+    found = torch.autograd.grad(loss.sum(), list(net.parameters()))
+    wanted = torch.autograd.grad(expected.sum(), list(net.parameters()))
+    for a, b in zip(found, wanted, strict=True):
+        assert (a - b).norm() <= 1e-5 * (1 + b.norm())  # kernels of accelerators sum in any order
+
+
 def test_sparse_gradients_are_summed() -> None:
     table = nn.Embedding(5, 2, sparse=True)
     items = list(torch.tensor([[0, 1], [1, 2], [1, 1], [4, 0]]))
