@@ -4,7 +4,7 @@ Verbs: :func:`convert_model` mends a model and :func:`verify` proves it. See the
 the errors this is for, and ``python -m safemodules --help`` for the command line.
 """
 
-from safemodules.blocks import CheckpointedSeq
+from safemodules.blocks import AccumulatingLoop, CheckpointedSeq, SafeResidual
 from safemodules.checkpointing import checkpoint, is_recomputing
 from safemodules.conversion.convert import (
     conversion_plan,
@@ -21,11 +21,15 @@ from safemodules.errors import (
     DeviceMismatchError,
     EquivalenceError,
     ExampleInputError,
+    LoopBodyError,
+    LoopItemsError,
     MismatchError,
     ModuleTypeError,
     NonFiniteReferenceError,
     OptionError,
+    OverwrittenInputError,
     RegionError,
+    ResidualError,
     RevertError,
     SafeModulesError,
     SourceChangedError,
@@ -40,6 +44,7 @@ from safemodules.verification import Equivalence, verify
 __version__ = "0.1.0"
 
 __all__ = [
+    "AccumulatingLoop",
     "CheckpointError",
     "CheckpointedSeq",
     "Clash",
@@ -51,14 +56,19 @@ __all__ = [
     "Equivalence",
     "EquivalenceError",
     "ExampleInputError",
+    "LoopBodyError",
+    "LoopItemsError",
     "MismatchError",
     "ModuleTypeError",
     "NonFiniteReferenceError",
     "OptionError",
+    "OverwrittenInputError",
     "PlannedSite",
     "RegionError",
+    "ResidualError",
     "RevertError",
     "SafeModulesError",
+    "SafeResidual",
     "Site",
     "SiteKind",
     "SiteReport",

@@ -68,3 +68,19 @@ class PrecisionError(SafeModulesError, ValueError):
 
 class StateError(SafeModulesError, RuntimeError):
     """The mode or state of a model could not be set, or not be put back as it was before a run."""
+
+
+class ResidualError(SafeModulesError, ValueError):
+    """A residual block cannot add its branch and its shortcut, or one of them is missing."""
+
+
+class OverwrittenInputError(SafeModulesError, RuntimeError):
+    """A part of a block overwrote the input that another part reads afterwards."""
+
+
+class LoopItemsError(SafeModulesError, ValueError):
+    """What a loop was given to run over is empty, or cannot be taken apart as asked."""
+
+
+class LoopBodyError(SafeModulesError, RuntimeError):
+    """The body of a loop does what would make the loop's result or gradient wrong."""

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import safemodules
-from safemodules.mutation import internals
+from safemodules.mutation import graph_internals, internals
 
 PACKAGE = Path(safemodules.__file__).parent
-HOME = Path(internals.__file__)
+HOMES = {Path(internals.__file__), Path(graph_internals.__file__)}
 
 
 def test_registries_of_a_module_are_there():
@@ -106,11 +106,11 @@ def test_no_other_file_reads_a_private_name_of_torch():
     found = {
         f"{path.relative_to(PACKAGE)}:{line} {name}"
         for path in PACKAGE.rglob("*.py")
-        if path != HOME
+        if path not in HOMES
         for line, name in private_names(ast.parse(path.read_text()))
         if name in known - EVERYWHERE and not (name in RECORDER and path.parent.name == "mutation")
     }
-    assert not found, "move these into mutation/internals.py"
+    assert not found, "move these into mutation/internals.py or graph_internals.py"
 
 
 def test_every_function_of_internals_has_a_docstring_that_says_what_it_is_for():
@@ -170,3 +170,34 @@ def test_tracing_is_seen():
     seen = []
     torch.jit.trace(lambda x: seen.append(internals.is_traced()) or x * 1, torch.ones(2))
     assert seen[0] and not internals.is_traced()
+
+
+def test_nodes_have_numbers_in_the_order_of_their_making_and_dtypes():
+    x = torch.ones(2, requires_grad=True)
+    start = internals.next_sequence_number()
+    first, second = x.exp(), x.half()
+    assert start <= graph_internals.sequence_number(first.grad_fn)
+    assert graph_internals.sequence_number(first.grad_fn) < graph_internals.sequence_number(
+        second.grad_fn
+    )
+    assert graph_internals.dtypes_of(second.grad_fn) == [torch.float16]
+
+
+def test_hooks_of_a_tensor_do_not_run_while_their_registry_is_empty():
+    x, seen = torch.ones(2, requires_grad=True), []
+    assert not graph_internals.tensor_hooks(x)
+    x.register_hook(seen.append)
+    hooks = graph_internals.tensor_hooks(x)
+    kept = dict(hooks)
+    hooks.clear()
+    torch.autograd.grad(x.exp().sum(), x)
+    assert not seen
+    hooks.update(kept)
+    torch.autograd.grad(x.exp().sum(), x)
+    assert len(seen) == 1
+
+
+def test_tensors_are_added_to_tensors():
+    sums = [torch.ones(2), torch.zeros(())]
+    graph_internals.add_all_(sums, [torch.ones(2), torch.ones(())])
+    assert [t.tolist() for t in sums] == [[2.0, 2.0], 1.0]

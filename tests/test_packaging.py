@@ -20,9 +20,11 @@ PACKAGE = Path(sm.__file__).parent
 
 # What later parts add is appended here as it lands.
 PUBLIC = [
+    "AccumulatingLoop",
     "ConversionPlan",
     "Equivalence",
     "SafeModulesError",
+    "SafeResidual",
     "conversion_plan",
     "convert_model",
     "is_converted",

@@ -1,0 +1,32 @@
+"""The private names of torch that loops read which take their gradients in forward.
+
+The others stand in ``internals``; ``tests/test_internals.py`` says of each what it needs.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["add_all_", "dtypes_of", "sequence_number", "tensor_hooks"]
+
+
+def sequence_number(node: Any) -> int:
+    """Number of a node of the graph: smaller than those of nodes made later in its thread."""
+    return int(node._sequence_nr())
+
+
+def dtypes_of(node: Any) -> list[torch.dtype]:
+    """Dtypes of what the operation of a node returned."""
+    return [entry.dtype for entry in node._input_metadata]
+
+
+def tensor_hooks(tensor: Tensor) -> dict[int, Any] | None:
+    """What ``Tensor.register_hook`` keeps; emptied, the hooks do not run."""
+    found: dict[int, Any] | None = tensor._backward_hooks
+    return found
+
+
+def add_all_(sums: list[Tensor], terms: list[Tensor]) -> None:
+    """Add tensors to tensors in place, with one call for all."""
+    torch._foreach_add_(sums, terms)
