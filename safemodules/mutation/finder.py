@@ -296,6 +296,8 @@ class _Finder:
         """``super().name``; with the name of another class, the function that it finds."""
         if not call.args:
             return Reference(node, scope, is_super=True)
+        if self.context.function is None:  # source alone
+            return Reference(node, scope)
         function, owner = self.context.function, self.context.owner
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         after = resolve(call.args[0], scope, self.context)
