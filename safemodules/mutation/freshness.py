@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import nn
 
+from safemodules.mutation import nodes
 from safemodules.mutation.environments import (
     NESTED,
     Environment,
@@ -37,7 +38,6 @@ from safemodules.mutation.fresh_tables import (
 from safemodules.mutation.operators import method_kind
 from safemodules.mutation.reach import Reached
 from safemodules.mutation.resolution import Context, is_hashable, resolve
-from safemodules.mutation.scopes import function_scope
 from safemodules.mutation.sites import SiteKind
 from safemodules.mutation.source import FunctionNode
 
@@ -53,7 +53,7 @@ class _Walker:
     def __init__(self, node: FunctionNode, context: Context, sites: Iterable[FoundSite]) -> None:
         self.context = context
         self.node = node
-        self.scope = function_scope(self.node, None)
+        self.scope = context.scope_of(node)
         self.sites = {id(site.node): site for site in sites}
         self.verdicts: dict[int, Freshness] = {}
         self.flags: dict[int, bool] = {}
@@ -65,9 +65,9 @@ class _Walker:
 
     def captured_modules(self) -> Iterator[nn.Module]:
         """Modules used in nested functions and comprehensions, whose order is not known."""
-        for nested in ast.walk(self.node):
+        for nested in nodes.walk(self.node):
             if isinstance(nested, NESTED) and nested is not self.node:
-                for inner in ast.walk(nested):
+                for inner in nodes.walk(nested):
                     if isinstance(inner, ast.Attribute):
                         values = resolve(inner, self.scope, self.context)
                         yield from (value for value in values if isinstance(value, nn.Module))
@@ -164,7 +164,7 @@ class _Walker:
 
     def opaque(self, node: ast.AST, env: Environment) -> None:
         """Anything else: nothing is known of any name that occurs in it, nor of its sites."""
-        for inner in ast.walk(node):
+        for inner in nodes.walk(node):
             if isinstance(inner, ast.Name):
                 env[inner.id] = Freshness.SHARED
             if id(inner) in self.sites:
@@ -195,7 +195,7 @@ class _Walker:
             return Freshness.SHARED
         self.expose(node)
         if isinstance(node, ast.Subscript | ast.Attribute | ast.Slice | ast.JoinedStr):
-            for child in ast.iter_child_nodes(node):
+            for child in nodes.children(node):
                 if isinstance(child, ast.expr):
                     self.read(child, env)
             return Freshness.SHARED
@@ -236,7 +236,7 @@ class _Walker:
         return Freshness.SHARED
 
     def opaque_calls(self, node: ast.expr, env: Environment) -> None:
-        for child in ast.iter_child_nodes(node):
+        for child in nodes.children(node):
             if isinstance(child, ast.expr):
                 self.alias(child, env)
             else:
@@ -346,7 +346,7 @@ class _Walker:
     def returned(self, node: ast.Call) -> bool:
         return any(
             isinstance(statement, ast.Return) and statement.value is node
-            for statement in ast.walk(self.node)
+            for statement in nodes.walk(self.node)
         )
 
     def note_flags(self, values: list[nn.Module], fresh: bool) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from safemodules.mutation import nodes
 from safemodules.mutation.internals import USER_CLASS
-from safemodules.mutation.scopes import Scope
+from safemodules.mutation.scopes import Scope, function_scope
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _STDLIB = tuple(
@@ -65,6 +66,10 @@ class Context:
         """Name of the parameter that holds the object, if this is a method."""
         code = self.function.__code__
         return code.co_varnames[0] if self.owner is not None and code.co_argcount else None
+
+    def scope_of(self, node: ast.AST) -> Scope:
+        """The local names of the function, whose definition is given."""
+        return function_scope(node, None)
 
     def own(self, name: str) -> list[Any]:
         """Values of ``self.<name>``: of the class where it defines one, else of each object."""
@@ -203,7 +208,7 @@ def _resolve_name(name: str, scope: Scope, context: Context) -> list[Any]:
 
 def _imported(alias: ast.alias, scope: Scope, context: Context) -> list[Any]:
     """What a local import binds."""
-    for node in ast.walk(scope.node):
+    for node in nodes.walk(scope.node):
         if isinstance(node, ast.Import) and alias in node.names:
             name = alias.name if alias.asname else alias.name.partition(".")[0]
             return context.loaded(name)
