@@ -144,12 +144,12 @@ class InPlace:
             code, severity = "SM109", Severity.ERROR
             message = (
                 f"`{self._name(site)}` was {saved.what} in line {saved.line}, and changes there "
-                f"too by `{describe(site)}`"
+                f"too by `{_operator(site)}`"
             )
             fix = None if fix is None else Fix(fix.edits, safe=False)
         else:
             severity = _SEVERITIES[verdict]
-            message = f"`{describe(site)}` {self._explained(site, verdict, saved)}"
+            message = f"`{_operator(site)}` {self._explained(site, verdict, saved)}"
         self.report.add(
             site.target if site.kind is SiteKind.ITEM and site.target is not None else site.node,
             code,
@@ -175,6 +175,8 @@ class InPlace:
         )
 
     def _name(self, site: FoundSite) -> str:
+        if site.place is not None and site.place.root is not None and not site.place.accessors:
+            return site.place.root
         text = ast.unparse(self._written(site))
         return text if len(text) <= 40 else f"{text[:37]}..."
 
@@ -293,6 +295,11 @@ def _has_form_of_write(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute):
         return isinstance(node.ctx, ast.Store) and node.attr in ("data", "requires_grad")
     return False
+
+
+def _operator(site: FoundSite) -> str:
+    """The operator in the words of the source."""
+    return "[...] =" if site.kind is SiteKind.ITEM else describe(site)
 
 
 def _switched(node: ast.AST) -> ast.expr | None:

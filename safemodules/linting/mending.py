@@ -20,6 +20,7 @@ from safemodules.mutation.operators import (
     method_twin,
 )
 from safemodules.mutation.resolution import Context, is_hashable, resolve
+from safemodules.mutation.scopes import Scope
 from safemodules.mutation.sites import SiteKind
 from safemodules.mutation.source import SourceFile
 from safemodules.mutation.values import kind_of
@@ -125,7 +126,7 @@ class Mender:
         holders = resolve(node.func.value, self._scope_of(node), self.context)
         return len(holders) == 1 and hasattr(holders[0], node.func.attr[:-1])
 
-    def _scope_of(self, node: ast.Call) -> "object":
+    def _scope_of(self, node: ast.Call) -> Scope:
         return self.sites[id(node)].scope
 
     def _augmented(self, site: FoundSite) -> list[Edit]:

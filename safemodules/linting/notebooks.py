@@ -11,13 +11,12 @@ import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from json.decoder import scanstring
 from typing import Any
 
 from safemodules.linting.texts import UnreadableError
 
 _BLANK = re.compile(r"[ \t\r\n]*")
-_DECODER = json.JSONDecoder()
+_DECODER = json.JSONDecoder(strict=False)
 _MAGIC = re.compile(r"^(\s*)([%!?].*|.*\?\s*)$", re.DOTALL)
 Path = tuple[str | int, ...]
 
@@ -149,15 +148,21 @@ def _strings(raw: str) -> Iterator[tuple[int, int, int, str]]:
 def _walk(raw: str, index: int, path: Path, found: list[tuple[int, int, int, str]]) -> int:
     """Pass over a JSON value, and note the strings that are looked for; offset behind it."""
     if not _leads_to_source(path):
-        return _DECODER.raw_decode(raw, index)[1]
+        return _behind(raw, index)
     if raw[index] == '"':
-        text, end = scanstring(raw, index + 1, False)
+        text, end = _DECODER.raw_decode(raw, index)
         if len(path) >= 3:
             found.append((int(path[1]), index, end, text))
-        return end
+        return int(end)
     if raw[index] in "{[":
         return _walk_members(raw, index, path, found)
-    return _DECODER.raw_decode(raw, index)[1]
+    return _behind(raw, index)
+
+
+def _behind(raw: str, index: int) -> int:
+    """Offset behind a JSON value."""
+    end: int = _DECODER.raw_decode(raw, index)[1]
+    return end
 
 
 def _walk_members(raw: str, index: int, path: Path, found: list[Any]) -> int:
@@ -167,7 +172,7 @@ def _walk_members(raw: str, index: int, path: Path, found: list[Any]) -> int:
     while raw[index] != closing:
         key: str | int = number
         if closing == "}":
-            key, index = scanstring(raw, index + 1, False)
+            key, index = _DECODER.raw_decode(raw, index)
             index = _skip(raw, _skip(raw, index) + 1)  # past the colon
         index = _skip(raw, _walk(raw, index, (*path, key), found))
         if raw[index] == ",":

@@ -27,11 +27,13 @@ class LintResult:
         findings: in the order of files and lines.
         files: number of files that were read.
         lines: number of their lines.
+        reached: functions that a forward reaches, by file and qualified name.
     """
 
     findings: tuple[Finding, ...]
     files: int
     lines: int
+    reached: frozenset[tuple[str, str]] = frozenset()
 
 
 def lint_paths(
@@ -84,7 +86,7 @@ def lint_paths(
         if not found.needs_reach or (path, found.function) in reached
     ]
     lines = sum(result.lines for result in results.values())
-    return LintResult(tuple(findings), len(files), lines)
+    return LintResult(tuple(findings), len(files), lines, frozenset(reached))
 
 
 def lint_file(path: str, data: bytes) -> tuple[Finding, ...]:
