@@ -130,9 +130,7 @@ def _explain(code: str, console: Console) -> ExitCode:
     rows = [row for row in TABLE if row.code.startswith(wanted)]
     if not rows:
         known = ", ".join(row.code for row in TABLE)
-        raise UsageError(
-            f"--explain {code}: there is no such code; expected all or {known}"
-        )
+        raise UsageError(f"--explain {code}: there is no such code; expected all or {known}")
     console.print("\n\n".join(map(explain, rows)))
     console.print_json([vars(row) for row in rows])
     return ExitCode.CLEAN

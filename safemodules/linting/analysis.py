@@ -16,7 +16,7 @@ from safemodules.linting.loops import report_loops
 from safemodules.linting.noqa import is_silenced
 from safemodules.linting.notebooks import read_notebook
 from safemodules.linting.outline import FunctionOutline, Outline
-from safemodules.linting.prefilter import BACKWARD, CHECKPOINTS, EVERYTHING, FLAGS, LOOPS, WRITES
+from safemodules.linting.prefilter import BACKWARD, CHECKPOINTS, FLAGS, LOOPS, WRITES
 from safemodules.linting.reporting import Report
 from safemodules.linting.summaries import Summary, summarise
 from safemodules.linting.texts import Text, UnreadableError, read_python
@@ -125,9 +125,9 @@ class _Analysis:
         data = self.outline.file.data
         if FLAGS.search(data):
             report_flags(self.outline, places.nodes(FLAGS), self.report, self.fresh_in)
-        lines = WRITES if not self.outline.flagged else EVERYTHING
-        for function in places.functions(lines):
-            if may_write(function, self.outline.flagged):
+        flagged = self.outline.flagged
+        for function in places.ordered if flagged else places.functions(WRITES):
+            if not _is_special(function) and may_write(function, flagged):
                 InPlace(self.outline, function, self.report).run()
         if CHECKPOINTS.search(data):
             for node, owner in places.nodes(CHECKPOINTS):
@@ -148,6 +148,12 @@ class _Analysis:
             known = analyse_text(function.node, context, sites)
             self.fresh[function.qualname] = known
         return known
+
+
+def _is_special(function: FunctionOutline) -> bool:
+    """Whether a function is called by Python alone, so that no forward mentions it."""
+    name = function.node.name
+    return name.startswith("__") and name.endswith("__") and name != "__call__"
 
 
 class _Places:

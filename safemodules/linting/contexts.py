@@ -37,7 +37,15 @@ class Elsewhere:
 
 
 class UserModule(nn.Module):
-    """Stands for a module of a class that is not torch's."""
+    """Stands for a module of a class that is not torch's.
+
+    Args:
+        class_name: qualified name of the class in the file; empty if it is not there.
+    """
+
+    def __init__(self, class_name: str = "") -> None:
+        super().__init__()
+        self.class_name = class_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +212,7 @@ def stand_in(node: ast.Call, outline: Outline, method: FunctionOutline | None) -
     """A module in place of the one that a call makes, see NOTE [ Stand-ins ]."""
     cls = called_class(node, outline, method)
     if isinstance(cls, ClassOutline):
-        return UserModule() if is_module_class(outline, cls) else None
+        return UserModule(cls.qualname) if is_module_class(outline, cls) else None
     if cls is None or not issubclass(cls, nn.Module) or "Lazy" in cls.__name__:
         return None
     module: nn.Module = cls.__new__(cls)

@@ -4,6 +4,8 @@ import ast
 import functools
 from collections.abc import Collection, Iterator
 
+from torch import nn
+
 from safemodules.linting.clashes import Overwrites, Saved
 from safemodules.linting.codes import OF_KIND
 from safemodules.linting.contexts import SourceContext
@@ -17,7 +19,7 @@ from safemodules.mutation.finder import describe, find
 from safemodules.mutation.found import FoundSite, Obstacle
 from safemodules.mutation.fresh_modules import Freshness, Freshnesses
 from safemodules.mutation.freshness import analyse_text
-from safemodules.mutation.resolution import is_self
+from safemodules.mutation.resolution import is_self, resolve
 from safemodules.mutation.sites import SiteKind
 
 _SEVERITIES = {
@@ -27,6 +29,8 @@ _SEVERITIES = {
     Verdict.CLASH: Severity.ERROR,
     Verdict.UNKNOWN: Severity.WARNING,
 }
+#: Modules that overwrite only in training, and only if their rate is not 0.
+_SOMETIMES = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _MADE_HERE = frozenset("detach clone zeros ones empty rand randn full tensor linspace".split())
 
 
@@ -57,7 +61,7 @@ class InPlace:
         self._switched_requires_grad()
         self._bound_data()
         sites = [site for site in self.sites if self._is_likely(site)]
-        overwrites = Overwrites(self.context, self.function.scope, self.sites)
+        overwrites = Overwrites(self.context, self.function.scope, sites)
         if sites or self.outline.flagged:
             overwrites.run(self.function)
         for key, call in overwrites.calls.items():
@@ -115,9 +119,15 @@ class InPlace:
         if _is_text(target.slice):
             return False
         guess = self.likeness.of(target.value)
+        if self.likeness.may_be_dict(target.value):
+            return False
         if guess is Likeness.UNKNOWN:
-            return _is_tensor_index(target.slice)
+            return _is_tensor_index(target.slice) and not self._uses_numpy
         return guess is Likeness.TENSOR
+
+    @functools.cached_property
+    def _uses_numpy(self) -> bool:
+        return any(isinstance(n, ast.Name) and n.id in ("np", "numpy") for n in self.function.nodes)
 
     # -- what is known of it ------------------------------------------------------------
 
@@ -206,10 +216,14 @@ class InPlace:
         else:
             message = f"`{name}` has inplace=True and overwrites `{written}`, "
             message += f"which {saved.what} (line {saved.line}) saved for backward"
+        sometimes = any(
+            isinstance(module, _SOMETIMES)
+            for module in resolve(call.func, self.function.scope, self.context)
+        )
         self.report.add(
             call,
             "SM109" if saved.collected else "SM106",
-            Severity.ERROR,
+            Severity.WARNING if sometimes else Severity.ERROR,
             message,
             function=self.function,
             verdict=Verdict.CLASH,
@@ -299,7 +313,7 @@ def _has_form_of_write(node: ast.AST) -> bool:
 
 def _operator(site: FoundSite) -> str:
     """The operator in the words of the source."""
-    return "[...] =" if site.kind is SiteKind.ITEM else describe(site)
+    return {SiteKind.ITEM: "[...] =", SiteKind.OUT: "out="}.get(site.kind) or describe(site)
 
 
 def _switched(node: ast.AST) -> ast.expr | None:

@@ -126,6 +126,12 @@ class Likenesses:
         kind = _KINDS.get(type(node))
         return UNKNOWN if kind is None else kind(self, node)
 
+    def may_be_dict(self, node: ast.expr) -> bool:
+        """Whether a name is bound to a dictionary somewhere."""
+        return isinstance(node, ast.Name) and any(
+            isinstance(value, ast.Dict | ast.DictComp) for value, _ in self.bound.get(node.id, ())
+        )
+
     # -- one method per kind of expression ------------------------------------------------
 
     def _other(self, node: Any) -> Likeness:

@@ -209,13 +209,24 @@ def _is_module(name: str, outline: Outline, function: FunctionOutline) -> bool:
     assert function.owner is not None
     context = SourceContext.of(outline, function)
     values = context.own(name)
-    if values:
-        return all(
-            isinstance(v, UserModule | nn.Linear | nn.Sequential | nn.RNNCellBase | nn.RNNBase)
-            or (isinstance(v, nn.Module) and "Conv" in type(v).__name__)
-            for v in values
-        )
-    return False
+    return bool(values) and all(
+        (isinstance(value, UserModule) and _has_parameters(value, outline))
+        or isinstance(value, nn.Linear | nn.Sequential | nn.RNNCellBase | nn.RNNBase)
+        or (isinstance(value, nn.Module) and "Conv" in type(value).__name__)
+        for value in values
+    )
+
+
+def _has_parameters(module: UserModule, outline: Outline) -> bool:
+    """Whether a class of the file makes modules or parameters of its own."""
+    cls = outline.classes[module.class_name]
+    return any(
+        isinstance(value, ast.Call)
+        and b"nn." in outline.file.data[outline.file.start(value) : outline.file.end(value)]
+        for base in outline.bases(cls)
+        for values in base.own_attributes.values()
+        for value, _ in values
+    )
 
 
 def _is_over_modules(

@@ -11,8 +11,6 @@ WRITES = re.compile(
     rb"(?:[-+*/%&|^]|<<|>>)=|[A-Za-z0-9]_\s*\(|\binplace\b|\bout\s*=|[\])]\s*=(?!=)|\]\s*,[^\n=]*="
     rb"|\bfor\s+[\w.]+\[|\bas\s+[\w.]+\[|\.data\b|requires_grad|True\s*[,)]|\w_ as "
 )
-#: Every function; where a module with a flag may be called.
-EVERYTHING = re.compile(rb"\bself\b|_\(|=")
 #: Something may be checkpointed.
 CHECKPOINTS = re.compile(rb"checkpoint|Checkpoint")
 #: A loop may keep its iterations.
@@ -20,10 +18,8 @@ LOOPS = re.compile(rb"\bfor\b")
 BACKWARD = re.compile(rb"\bbackward\b")
 #: A constructor may be given the flag.
 FLAGS = re.compile(rb"\binplace\b|True\s*[,)]")
-#: A file may hold modules, or code that torch runs in.
-TORCH = re.compile(rb"torch|\bforward\b")
-#: A function with one of these names is written in the text, or a name may lead to one.
-DEFINITIONS = re.compile(rb"\bdef\s|\bclass\s|\bimport\s")
+#: A file may hold modules, or code that trains them.
+TORCH = re.compile(rb"torch|\bforward\b|\bbackward\b")
 
 
 def may_find(data: bytes) -> bool:

@@ -11,6 +11,12 @@ from functools import cached_property
 from safemodules.linting.summaries import ClassSummary, Summary
 
 _DEPTH = 12
+#: Functions that run before or between forwards, although methods of the same object mention them.
+SET_UP = frozenset(
+    """__init__ _init_weights _initialize_weights _reset_parameters from_pretrained init_weights
+    initialize_weights load_adapter load_state_dict post_init reset_parameters save_pretrained
+    enable_input_require_grads gradient_checkpointing_enable""".split()
+)
 Key = tuple[str, str]  # file and qualified name
 
 
@@ -147,7 +153,7 @@ class Tree:
         seen: set[tuple[Key, str]] = set()
 
         def reach(key: Key) -> None:
-            if key not in self.reached:
+            if key not in self.reached and key[1].rpartition(".")[2] not in SET_UP:
                 self.reached.add(key)
                 rest.append(key)
 

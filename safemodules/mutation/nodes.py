@@ -7,18 +7,28 @@ of a tree and are read off the nodes that have them.
 import ast
 from collections.abc import Iterator
 
-_LEFT_OUT = frozenset({"ctx", "op", "ops", "type_comment", "kind", "id", "attr", "arg", "name"})
-_NO_NODES = frozenset({"names", "level", "module", "conversion", "is_async", "simple", "asname"})
+# Fields that hold contexts, operators, names and other plain values.
+_PLAIN = frozenset(
+    """arg asname attr conversion ctx id is_async kind kwd_attrs level lineno module name op ops
+    rest simple tag type_comment""".split()
+)
+_NO_FIELDS = (ast.Constant, ast.Name, ast.alias, ast.MatchSingleton, ast.Global, ast.Nonlocal)
 
 
 def _fields(cls: type[ast.AST]) -> tuple[str, ...]:
-    kept: tuple[str, ...] = tuple(f for f in cls._fields if f not in _LEFT_OUT | _NO_NODES)
-    if issubclass(cls, ast.Import | ast.ImportFrom):
-        return ("names",)
-    return () if issubclass(cls, ast.Constant | ast.Name | ast.alias) else kept
+    """Fields of a class of nodes that hold nodes, lists of nodes, or ``None``."""
+    if issubclass(cls, _NO_FIELDS):
+        return ()
+    return tuple(name for name in cls._fields if name not in _PLAIN)
 
 
-_FIELDS: dict[type, tuple[str, ...]] = {}
+class _Table(dict[type, tuple[str, ...]]):
+    def __missing__(self, cls: type) -> tuple[str, ...]:
+        self[cls] = found = _fields(cls)
+        return found
+
+
+_FIELDS = _Table()
 
 
 def children(node: ast.AST) -> list[ast.AST]:
@@ -28,20 +38,14 @@ def children(node: ast.AST) -> list[ast.AST]:
         >>> [type(child).__name__ for child in children(ast.parse("x = a + 1").body[0])]
         ['Name', 'BinOp']
     """
-    cls = node.__class__
-    fields = _FIELDS.get(cls)
-    if fields is None:
-        fields = _FIELDS[cls] = _fields(cls)
-    found: list[ast.AST] = []
-    for name in fields:
+    found: list[ast.AST | None] = []
+    for name in _FIELDS[node.__class__]:
         value = getattr(node, name, None)
         if value.__class__ is list:
-            for entry in value:
-                if isinstance(entry, ast.AST):
-                    found.append(entry)
-        elif isinstance(value, ast.AST):
+            found += value
+        elif value is not None:
             found.append(value)
-    return found
+    return [child for child in found if child is not None]
 
 
 def nodes_of(node: ast.AST) -> list[ast.AST]:
@@ -52,8 +56,16 @@ def nodes_of(node: ast.AST) -> list[ast.AST]:
         ['UnaryOp', 'Name']
     """
     found = [node]
+    fields, add = _FIELDS, found.append
     for inner in found:  # grows while it is gone through
-        found += children(inner)
+        for name in fields[inner.__class__]:
+            value = getattr(inner, name, None)
+            if value.__class__ is list:
+                for entry in value:
+                    if entry is not None:
+                        add(entry)
+            elif value is not None:
+                add(value)
     return found
 
 
@@ -65,10 +77,7 @@ def walk(node: ast.AST) -> Iterator[ast.AST]:
 def parents_of(node: ast.AST) -> dict[int, ast.AST]:
     """The node around each node inside a node, by identity of the inner one."""
     found: dict[int, ast.AST] = {}
-    rest = [node]
-    for parent in rest:
-        inside = children(parent)
-        for child in inside:
+    for parent in nodes_of(node):
+        for child in children(parent):
             found[id(child)] = parent
-        rest += inside
     return found
