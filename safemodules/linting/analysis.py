@@ -125,9 +125,9 @@ class _Analysis:
         data = self.outline.file.data
         if FLAGS.search(data):
             report_flags(self.outline, places.nodes(FLAGS), self.report, self.fresh_in)
-        flagged = self.outline.flagged
-        for function in places.ordered if flagged else places.functions(WRITES):
-            if not _is_special(function) and may_write(function, flagged):
+        names = self.outline.flagged | self.outline.in_place_names
+        for function in places.ordered if names else places.functions(WRITES):
+            if not _is_special(function) and may_write(function, names):
                 InPlace(self.outline, function, self.report).run()
         if CHECKPOINTS.search(data):
             for node, owner in places.nodes(CHECKPOINTS):

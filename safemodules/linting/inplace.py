@@ -279,19 +279,18 @@ class InPlace:
         )
 
 
-def may_write(function: FunctionOutline, flagged: Collection[str]) -> bool:
+def may_write(function: FunctionOutline, names: Collection[str]) -> bool:
     """Whether anything in a function has the form of a write.
 
     Args:
         function: the function.
-        flagged: attributes that hold a module with a flag.
+        names: attributes that hold a module with a flag, and names of in-place functions.
     """
-    if flagged and function.node.name != "__init__":
-        return any(
-            _has_form_of_write(node) or (isinstance(node, ast.Attribute) and node.attr in flagged)
-            for node in function.nodes
-        )
-    return any(map(_has_form_of_write, function.nodes))
+    return any(
+        _has_form_of_write(node)
+        or (bool(names) and getattr(node, "attr", getattr(node, "id", "")) in names)
+        for node in function.nodes
+    )
 
 
 def _has_form_of_write(node: ast.AST) -> bool:
@@ -300,15 +299,14 @@ def _has_form_of_write(node: ast.AST) -> bool:
     if isinstance(node, ast.Subscript):
         return isinstance(node.ctx, ast.Store)
     if isinstance(node, ast.Call):
-        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        if name.endswith("_") and not name.endswith("__"):
-            return True
         return any(keyword.arg in ("inplace", "out") for keyword in node.keywords) or any(
             isinstance(argument, ast.Constant) and argument.value is True for argument in node.args
         )
     if isinstance(node, ast.Attribute):
+        if node.attr.endswith("_") and not node.attr.endswith("__"):
+            return True
         return isinstance(node.ctx, ast.Store) and node.attr in ("data", "requires_grad")
-    return False
+    return isinstance(node, ast.Name) and node.id.endswith("_") and not node.id.endswith("__")
 
 
 def _operator(site: FoundSite) -> str:

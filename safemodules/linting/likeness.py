@@ -204,7 +204,25 @@ class Likenesses:
         values = resolve(node, self.scope, self.context)
         if values:
             return TENSOR if isinstance(values[0], torch.Tensor) else OTHER
-        return UNKNOWN
+        return self._assigned(node) if isinstance(node.value, ast.Name) else UNKNOWN
+
+    def _assigned(self, node: ast.Attribute) -> Likeness:
+        """What ``self.<name>`` is by the calls whose results the methods assign to it."""
+        cls, outline = self.context.class_outline, self.context.outline
+        name = f"self.{node.attr}"
+        if (
+            cls is None
+            or outline is None
+            or getattr(node.value, "id", "") != self.context.self_name
+        ):
+            return UNKNOWN
+        if name not in self.names:
+            self.names[name] = UNKNOWN  # what refers to itself
+            values = [
+                v for base in outline.bases(cls) for v, _ in base.own_attributes.get(node.attr, ())
+            ]
+            self.names[name] = _together([self.of(v) for v in values if isinstance(v, ast.Call)])
+        return self.names[name]
 
     def _subscript(self, node: ast.Subscript) -> Likeness:
         if self._is_shape(node.value):

@@ -181,6 +181,17 @@ class Outline:
         return list(self.classes.values())
 
     @functools.cached_property
+    def in_place_names(self) -> frozenset[str]:
+        """Names of the module that stand for a function whose own name ends in ``_``."""
+        return frozenset(
+            name
+            for name, bindings in self.names.items()
+            for binding in bindings
+            for original in (getattr(binding, "name", ""), getattr(binding, "attr", ""))
+            if original.endswith("_") and not original.endswith("__")
+        )
+
+    @functools.cached_property
     def foreign_stores(self) -> frozenset[str]:
         """Attributes that are assigned to other objects than ``self`` anywhere in the file."""
         return frozenset(name.decode() for name in _FOREIGN_STORE.findall(self.file.data))

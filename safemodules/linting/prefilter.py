@@ -8,8 +8,8 @@ import re
 
 #: Something may be overwritten.
 WRITES = re.compile(
-    rb"(?:[-+*/%&|^]|<<|>>)=|[A-Za-z0-9]_\s*\(|\binplace\b|\bout\s*=|[\])]\s*=(?!=)|\]\s*,[^\n=]*="
-    rb"|\bfor\s+[\w.]+\[|\bas\s+[\w.]+\[|\.data\b|requires_grad|True\s*[,)]|\w_ as "
+    rb"(?:[-+*/%&|^]|<<|>>)=|[A-Za-z0-9]_(?!\w)|\binplace\b|\bout\s*=|[\])]\s*=(?!=)|\]\s*,[^\n=]*="
+    rb"|\bfor\s+[\w.]+\[|\bas\s+[\w.]+\[|\.data\b|requires_grad|True\s*[,)]"
 )
 #: Something may be checkpointed.
 CHECKPOINTS = re.compile(rb"checkpoint|Checkpoint")

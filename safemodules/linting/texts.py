@@ -5,11 +5,14 @@ A file keeps its encoding, its byte order mark and its line breaks.
 
 import codecs
 import io
+import re
 import tokenize
 from dataclasses import dataclass
 from typing import Protocol
 
 from safemodules.errors import SafeModulesError
+
+_LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 class UnreadableError(SafeModulesError, ValueError):
@@ -67,8 +70,9 @@ def read_python(data: bytes) -> PlainText:
     data = data[len(mark) :]
     encoding = "utf-8"
     if b"coding" in data[:400]:
+        head = b"\n".join(_LINE_END.split(data, 2)[:2])
         try:
-            encoding, _ = tokenize.detect_encoding(io.BytesIO(mark + data).readline)
+            encoding, _ = tokenize.detect_encoding(io.BytesIO(mark + head).readline)
         except SyntaxError as error:
             raise UnreadableError(str(error)) from error
         encoding = "utf-8" if encoding == "utf-8-sig" else encoding
