@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safemodules.cli import main
@@ -109,12 +109,14 @@ def test_deep_trees_are_no_crash() -> None:
     assert set(codes(text.encode())) <= {"SM001", "SM101"}
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_linted_without_a_crash(data: bytes) -> None:
     lint_file("net.py", b"import torch\n" + data)
     lint_file("net.ipynb", data)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=st.sampled_from("x h()[]{}:=+*_.,'\"#\n\t\\ "), max_size=120))
 def test_any_text_behind_a_forward_is_linted_without_a_crash(text: str) -> None:
     data = f"{NET.rstrip()}\n        {text}".encode()
