@@ -75,6 +75,8 @@ def findings(body: str, *, head: str = HEAD, net: str = NET) -> list[str]:
         ("out = ()\nout += (x,)\nreturn out", []),
         ("d = {}\nd['x'] = x\nd[0] = x\nreturn d", []),
         ("d = dict(a=1)\nd[x] = x\nreturn d", []),
+        ("if x is None:\n    x = [x]\nx[0] = 1\nreturn x", []),
+        ("if x is None:\n    x = [x]\nx[:, 0] = 1\nreturn x", ["SM103 unknown"]),
         ("name = 'a'\nname += 'b'\nreturn name", []),
         ("import numpy as np\na = np.zeros(3)\na[:] = 1\na += 1\nreturn x", []),
         ("self.calls += 1\nreturn x", []),
@@ -120,6 +122,32 @@ def findings(body: str, *, head: str = HEAD, net: str = NET) -> list[str]:
 )  # fmt: skip
 def test_each_form_has_its_verdict(body: str, expected: list[str]) -> None:
     assert findings(body) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "safe"),
+    [
+        ("h = self.net(x)\nh *= 2\nreturn h", True),
+        ("h = self.net(x)\nh *= len(x)\nreturn h", True),
+        ("h = self.net(x)\nh *= x\nreturn h", False),  # another dtype may promote
+        ("h = self.net(x)\nh *= self.scale\nreturn h", False),
+        ("h = self.net(x)\ng = h\nh *= 2\nreturn g", False),  # a second name
+        # an overwritten tensor keeps its graph, the result of another operator has none
+        ("h = self.net(x)\nwith torch.no_grad():\n    h *= 2\nreturn h", False),
+        ("h = self.net(x)\nwith mine():\n    h *= 2\nreturn h", False),
+        ("h = self.net(x)\ntorch.set_grad_enabled(False)\nh *= 2\nreturn h", False),
+        ("with torch.autocast('cpu'):\n    h = self.net(x)\n    h *= 2\nreturn h", True),
+        ("return F.elu(self.net(x), 1.0, True)", False),  # backward rounds otherwise
+        ("return F.dropout(self.net(x), 0.5, True, True)", False),  # other random numbers
+        ("h = self.net(x)\nh.masked_fill_(x > 0, 0.0)\nreturn h", True),
+        ("h = self.net(x)\nh.add_(1, alpha=2)\nreturn h", True),
+        ("h = self.net(x)\nh.add_(x)\nreturn h", False),
+    ],
+)
+def test_a_fix_is_safe_only_if_the_function_stays(body: str, safe: bool) -> None:
+    text = HEAD + NET.format(body=textwrap.indent(body, " " * 8))
+    found = [f for f in lint_file("net.py", text.encode()) if f.code in ("SM101", "SM102", "SM105")]
+    assert [f.fix is not None and f.fix.safe for f in found] == [safe]
 
 
 def test_a_method_named_like_a_functions_alias_is_resolved() -> None:

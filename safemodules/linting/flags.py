@@ -1,6 +1,7 @@
 """SM106: modules that are made with ``inplace=True``."""
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ from safemodules.mutation.fresh_modules import Freshnesses, fresh_in_sequentials
 from safemodules.mutation.operators import INPLACE_MODULES
 
 #: Classes whose backward has the same bits out of place, and that draw no numbers.
+_SWITCHES = re.compile(rb"no_grad|inference_mode|set_grad_enabled")
 _EXACT = frozenset(
     {nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.LeakyReLU, nn.Mish, nn.ReLU, nn.ReLU6, nn.SiLU}
 )
@@ -162,6 +164,8 @@ def _is_fresh_attribute(
             ]
             if mention not in text or method.node.name == "__init__":
                 continue
+            if _SWITCHES.search(text):
+                return False  # an overwritten tensor keeps its graph where gradients are off
             fresh: Freshnesses = fresh_of(method)
             for module in modules:
                 if id(module) in fresh.exposed:

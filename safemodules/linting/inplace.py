@@ -119,7 +119,7 @@ class InPlace:
         if _is_text(target.slice):
             return False
         guess = self.likeness.of(target.value)
-        if self.likeness.may_be_dict(target.value):
+        if self.likeness.may_be_container(target.value) and not _is_tensor_index(target.slice):
             return False
         if guess is Likeness.UNKNOWN:
             return _is_tensor_index(target.slice) and not self._uses_numpy

@@ -70,9 +70,7 @@ _UNPACKED_FUNCTIONS = frozenset(
     broadcast_tensors cummax cummin kthvalue mode median aminmax lstm gru""".split()
 )
 _TUPLE_MODULES = (nn.RNNBase, nn.LSTMCell, nn.MultiheadAttention)
-_CONTAINERS = frozenset(
-    "list tuple dict set sequence iterable mapping callable type list dict".split()
-)
+_DISPLAYS = (ast.Dict, ast.DictComp, ast.List, ast.ListComp)
 
 
 class Likenesses:
@@ -126,10 +124,11 @@ class Likenesses:
         kind = _KINDS.get(type(node))
         return UNKNOWN if kind is None else kind(self, node)
 
-    def may_be_dict(self, node: ast.expr) -> bool:
-        """Whether a name is bound to a dictionary somewhere."""
+    def may_be_container(self, node: ast.expr) -> bool:
+        """Whether a name is bound to a list or a dictionary somewhere."""
         return isinstance(node, ast.Name) and any(
-            isinstance(value, ast.Dict | ast.DictComp) for value, _ in self.bound.get(node.id, ())
+            isinstance(value, _DISPLAYS) and how == "whole"
+            for value, how in self.bound.get(node.id, ())
         )
 
     # -- one method per kind of expression ------------------------------------------------

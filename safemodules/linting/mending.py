@@ -8,6 +8,7 @@ edit is not safe either.
 """
 
 import ast
+import functools
 from collections.abc import Mapping, Sequence
 
 from safemodules.linting.findings import Fix
@@ -76,6 +77,7 @@ class Mender:
                 return None
             edits += found
             safe = safe and neutral.get(link.key, False) and self._keeps_dtype(link)
+            safe = safe and not self._is_without_gradients(link)
         outermost = chain[-1]
         if outermost.kind is not SiteKind.AUGMENTED:
             rebinding = self._rebinding(outermost)
@@ -207,10 +209,39 @@ class Mender:
             )
         return site.kind is SiteKind.FUNCTION_FLAG and function.__name__ != "threshold"
 
+    def _is_without_gradients(self, site: FoundSite) -> bool:
+        """Whether gradients may be off at a site, where an overwritten tensor keeps its graph.
+
+        Out of place, the result of an operator under ``no_grad`` has none.
+        """
+        current = self.parents.get(id(site.node))
+        while current is not None:
+            if isinstance(current, ast.With | ast.AsyncWith):
+                if not all(_keeps_gradients(item.context_expr) for item in current.items):
+                    return True
+            current = self.parents.get(id(current))
+        return self._switches_gradients
+
+    @functools.cached_property
+    def _switches_gradients(self) -> bool:
+        return any(
+            isinstance(node, ast.Call)
+            and getattr(node.func, "attr", getattr(node.func, "id", "")) == "set_grad_enabled"
+            for node in self.parents.values()
+        )
+
     def _is_number(self, node: ast.expr, site: FoundSite) -> bool:
         if isinstance(node, ast.Constant):
             return isinstance(node.value, bool | int | float | str | type(None))
         return kind_of(node, site.scope, self.context) == "number"
+
+
+def _keeps_gradients(context: ast.expr) -> bool:
+    """Whether a context is one that is known to leave gradients as they are."""
+    if not isinstance(context, ast.Call):
+        return False
+    name = getattr(context.func, "attr", getattr(context.func, "id", ""))
+    return name in ("autocast", "record_function", "profile", "sdpa_kernel")
 
 
 def _needs_brackets(op: ast.operator, value: ast.expr) -> bool:
