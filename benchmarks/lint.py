@@ -17,6 +17,7 @@ import argparse
 import importlib.util
 import json
 import os
+import pickle
 import random
 import shlex
 import sys
@@ -121,6 +122,12 @@ def speed(measured: Sequence[Measured]) -> list[str]:
     return table(head, rows)
 
 
+def _others(measured: Sequence[Measured]) -> float:
+    """Share of the cores that lint did not get while it ran."""
+    available = sum(m.seconds for m in measured) * (os.cpu_count() or 1)
+    return max(0.0, 1 - sum(m.cpu for m in measured) / available)
+
+
 def judgement(drawn: Sequence[Finding], judged: dict[str, str]) -> list[str]:
     """The drawn findings with what was judged of them."""
     right = sum(judged.get(key_of(found), "").startswith("right") for found in drawn)
@@ -149,9 +156,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--output", type=Path, default=RESULTS / "lint.md")
+    parser.add_argument(
+        "--recorded",
+        type=Path,
+        help="keep what was measured in this file, or take it from there: to judge, then print",
+    )
     parser.add_argument("--show", action="store_true", help="print the drawn findings' code")
     options = parser.parse_args(argv)
-    measured = [measure(library, options.jobs) for library in LIBRARIES]
+    if options.recorded is not None and options.recorded.exists():
+        measured = pickle.loads(options.recorded.read_bytes())
+    else:
+        measured = [measure(library, options.jobs) for library in LIBRARIES]
+        if options.recorded is not None:
+            options.recorded.write_bytes(pickle.dumps(measured))
     drawn = draw(measured)
     judged = json.loads(JUDGED.read_text()) if JUDGED.exists() else {}
     if options.show:
@@ -170,8 +187,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "",
         "## Speed",
         "",
-        f"With {options.jobs} processes on {os.cpu_count()} cores; CPU time is that of all of them, "
-        "and does not depend on what else the machine does.",
+        f"With {options.jobs} processes on {os.cpu_count()} cores, of which other work took "
+        f"{_others(measured):.0%}; CPU time is that of all processes.",
         "",
         *speed(measured),
         "",
