@@ -18,8 +18,9 @@ DETAILS = """\
 Writes plain code: `x += y` becomes `x = x + y`, `x.relu_()` becomes `x = x.relu()`,
 `nn.ReLU(inplace=True)` becomes `nn.ReLU()`. Formatting, comments and the number of lines stay.
 A finding is mended only where the function is provably unchanged: nobody else holds the tensor,
-and the operands cannot change its dtype. --unsafe-fixes mends the others too; look at them with
---diff first, and compare the models with safemodules.verify.
+and the operands cannot change its dtype; attributes of modules are taken to be what the classes of
+the file assign to them. --unsafe-fixes mends the others too; look at them with --diff first, and
+compare the models with safemodules.verify.
 
 Exit code 0: everything that can be mended is. 1: with --diff, something would be. 2: wrong use."""
 
