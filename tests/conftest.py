@@ -21,3 +21,7 @@ def _devices():
 def device(request):
     """Give the CPU and every kind of accelerator that is present."""
     return torch.device(request.param)
+
+
+# golden files are text, and no test modules
+collect_ignore_glob = ["golden/*"]

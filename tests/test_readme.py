@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from safemodules.cli import main
+
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 
@@ -72,3 +74,13 @@ def test_the_shown_demo_output_has_the_parts_that_the_demo_prints() -> None:
     for part in ("before", "mend", "proof", "saved", "Every fault was raised, mended and proven"):
         assert part in shown
     assert "FAILED" not in shown
+
+
+def test_lint_prints_what_the_readme_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = [code for _, code in code_blocks("python") if "sm.diagnose(" in code]
+    (tmp_path / "net.py").write_text(block)
+    monkeypatch.chdir(tmp_path)
+    assert main(["lint", "net.py"]) == 1
+    assert f"```text\n{capsys.readouterr().out}```\n" == between("lint-output").lstrip("\n")

@@ -9,13 +9,19 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import safemodules as sm
-from safemodules.cli import convert, demo, diagnose
+from safemodules.cli import convert, demo, diagnose, fix, lint
 from safemodules.cli.command import Command, ExitCode, UsageError
 from safemodules.cli.console import Console
 from safemodules.errors import SafeModulesError
 
 #: Every command, in the order of ``safemodules --help``.
-COMMANDS: tuple[Command, ...] = (demo.COMMAND, diagnose.COMMAND, convert.COMMAND)
+COMMANDS: tuple[Command, ...] = (
+    demo.COMMAND,
+    diagnose.COMMAND,
+    convert.COMMAND,
+    lint.COMMAND,
+    fix.COMMAND,
+)
 
 _EPILOG = "exit codes: 0 clean, 1 findings, 2 wrong use"
 

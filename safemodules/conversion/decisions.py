@@ -7,8 +7,13 @@ from typing import Literal
 from torch import nn
 
 from safemodules.conversion.survey import FORWARD, AnySite, FlagSite, SourceSite, Survey
-from safemodules.mutation.fresh_modules import Freshness, fresh_in_sequentials, is_sequential
-from safemodules.mutation.freshness import Freshnesses, analyse
+from safemodules.mutation.fresh_modules import (
+    Freshness,
+    Freshnesses,
+    fresh_in_sequentials,
+    is_sequential,
+)
+from safemodules.mutation.freshness import analyse
 from safemodules.mutation.liveness.verdicts import Effect, SiteVerdict, find_verdicts
 from safemodules.mutation.reach import Reached
 

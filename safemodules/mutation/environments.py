@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator, Mapping
 
+from safemodules.mutation import nodes
 from safemodules.mutation.found import FoundSite
 from safemodules.mutation.fresh_modules import Freshness
 
@@ -16,9 +17,9 @@ def captured_names(node: ast.AST) -> frozenset[str]:
     """Names that nested functions, lambdas and comprehensions mention."""
     return frozenset(
         name.id
-        for nested in ast.walk(node)
+        for nested in nodes.walk(node)
         if isinstance(nested, NESTED) and nested is not node
-        for name in ast.walk(nested)
+        for name in nodes.walk(nested)
         if isinstance(name, ast.Name)
     )
 
@@ -29,7 +30,7 @@ def held_sites(node: ast.AST, sites: Mapping[int, FoundSite]) -> frozenset[int]:
     Python keeps the left operand while it evaluates the right one: a second reference.
     """
     held: set[int] = set()
-    for statement in ast.walk(node):
+    for statement in nodes.walk(node):
         if isinstance(statement, ast.stmt) and not isinstance(statement, NESTED):
             for part in _evaluated_together(statement):
                 held.update(_held_in(part, sites))
@@ -48,8 +49,8 @@ def _evaluated_together(statement: ast.stmt) -> list[ast.AST]:
 
 
 def _held_in(part: ast.AST, sites: Mapping[int, FoundSite]) -> Iterator[int]:
-    names = [name for name in ast.walk(part) if isinstance(name, ast.Name)]
-    for inner in ast.walk(part):
+    names = [name for name in nodes.walk(part) if isinstance(name, ast.Name)]
+    for inner in nodes.walk(part):
         site = sites.get(id(inner))
         if site is None or site.place is None or site.place.root is None or inner is part:
             continue

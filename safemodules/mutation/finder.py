@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from safemodules.mutation import nodes
 from safemodules.mutation.found import Findings, FoundSite, Obstacle, Place, Reference
 from safemodules.mutation.operators import (
     AUGMENTED,
@@ -43,17 +44,18 @@ VIEW_METHODS = frozenset(
 BYPASS_ATTRIBUTES = frozenset({"data", "grad"})
 
 
-def find(node: ast.AST, context: Context) -> Findings:
+def find(node: ast.AST, context: Context, *, references: bool = True) -> Findings:
     """Find sites and references in a function.
 
     Args:
         node: the definition of the function, nested functions included.
         context: the function and the objects it runs on.
+        references: look for what may be a function, too.
 
     Returns:
         Sites in the order of the text, and everything that may be a function.
     """
-    return _Finder(context).run(node)
+    return _Finder(context, references).run(node)
 
 
 def _super_call(node: ast.expr, scope: Scope) -> ast.Call | None:
@@ -70,16 +72,15 @@ def _super_call(node: ast.expr, scope: Scope) -> ast.Call | None:
 
 
 class _Finder:
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, references: bool) -> None:
         self.context = context
+        self.references = references
         self.found = Findings()
         self.in_place: dict[int, FoundSite] = {}
 
     def run(self, node: ast.AST) -> Findings:
-        parents = {
-            id(child): parent for parent in ast.walk(node) for child in ast.iter_child_nodes(parent)
-        }
-        visited = list(walk_scopes(node))
+        parents = nodes.parents_of(node)
+        visited = list(walk_scopes(node, self.context.scope_of(node)))
         # inner calls first: an outer one asks whether its receiver is itself in place
         for current, scope in sorted(visited, key=lambda pair: _position(pair[0])):
             if isinstance(current, ast.AugAssign):
@@ -90,7 +91,7 @@ class _Finder:
                 self._call(current, scope, parents.get(id(current)))
             elif isinstance(current, ast.Subscript) and isinstance(current.ctx, ast.Store):
                 self._other_target(current, scope, parents)
-            if isinstance(current, ast.Name | ast.Attribute):
+            if self.references and isinstance(current, ast.Name | ast.Attribute):
                 self._reference(current, scope, parents)
         self.found.sites.sort(key=lambda site: (site.node.lineno, site.node.col_offset))
         return self.found
@@ -296,6 +297,8 @@ class _Finder:
         """``super().name``; with the name of another class, the function that it finds."""
         if not call.args:
             return Reference(node, scope, is_super=True)
+        if self.context.function is None:  # source alone
+            return Reference(node, scope)
         function, owner = self.context.function, self.context.owner
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         after = resolve(call.args[0], scope, self.context)
@@ -339,7 +342,7 @@ def _item_targets(target: ast.expr) -> Iterator[ast.Subscript]:
 
 def _is_bound_later(item: ast.Subscript, node: ast.Assign) -> bool:
     """Whether an assignment, behind ``x[i]``, binds a name in it: ``x[i], i = 1, 2``."""
-    read = {inner.id for inner in ast.walk(item) if isinstance(inner, ast.Name)}
+    read = {inner.id for inner in nodes.walk(item) if isinstance(inner, ast.Name)}
     position = item.lineno, item.col_offset
     return any(
         isinstance(name, ast.Name)
@@ -347,7 +350,7 @@ def _is_bound_later(item: ast.Subscript, node: ast.Assign) -> bool:
         and name.id in read
         and (name.lineno, name.col_offset) > position
         for target in node.targets
-        for name in ast.walk(target)
+        for name in nodes.walk(target)
     )
 
 
@@ -358,7 +361,7 @@ def _is_statement(parent: ast.AST | None) -> bool:
 def has_effects(node: ast.AST) -> bool:
     """Whether evaluating an expression twice, or at another time, could be noticed."""
     effects = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
-    return any(isinstance(inner, effects) for inner in ast.walk(node))
+    return any(isinstance(inner, effects) for inner in nodes.walk(node))
 
 
 def _is_pure_key(accessor: ast.Subscript | ast.Attribute) -> bool:

@@ -1,6 +1,7 @@
 """How much is known of a tensor from the modules that it has passed through."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import IntEnum
 
 from torch import nn
@@ -17,6 +18,25 @@ class Freshness(IntEnum):
     VALUE = 1  # new, but perhaps a list that holds other tensors
     TENSOR = 2  # a new tensor
     FILLED = 3  # a new tensor whose values no operator has kept: from a factory
+
+
+@dataclass(frozen=True)
+class Freshnesses:
+    """What is plainly fresh in one function.
+
+    Attributes:
+        sites: freshness of the tensor of each site, by identity of its node (of its target
+            for an item assignment).
+        flags: for each module that is called, by identity: whether it is always given a
+            fresh tensor that nobody reads afterwards.
+        called: identities of the modules that are called.
+        exposed: identities of modules that are used otherwise, and of all they hold.
+    """
+
+    sites: dict[int, Freshness]
+    flags: dict[int, bool]
+    called: set[int]
+    exposed: set[int]
 
 
 def is_sequential(module: nn.Module) -> bool:

@@ -8,10 +8,10 @@ plain is not fresh.
 
 import ast
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from torch import nn
 
+from safemodules.mutation import nodes
 from safemodules.mutation.environments import (
     NESTED,
     Environment,
@@ -23,6 +23,7 @@ from safemodules.mutation.environments import (
 from safemodules.mutation.found import FoundSite
 from safemodules.mutation.fresh_modules import (
     Freshness,
+    Freshnesses,
     is_sequential,
     result_of,
     returns_input,
@@ -36,9 +37,9 @@ from safemodules.mutation.fresh_tables import (
 )
 from safemodules.mutation.operators import method_kind
 from safemodules.mutation.reach import Reached
-from safemodules.mutation.resolution import is_hashable, resolve
-from safemodules.mutation.scopes import function_scope
+from safemodules.mutation.resolution import Context, is_hashable, resolve
 from safemodules.mutation.sites import SiteKind
+from safemodules.mutation.source import FunctionNode
 
 _INERT = (ast.Pass, ast.Break, ast.Continue, ast.Import, ast.ImportFrom)
 _CHILD_METHODS = frozenset(
@@ -49,12 +50,11 @@ _CHILD_METHODS = frozenset(
 class _Walker:
     """Runs a function's text over what is known of each local name."""
 
-    def __init__(self, reached: Reached) -> None:
-        assert reached.source is not None
-        self.context = reached.context
-        self.node = reached.source.node
-        self.scope = function_scope(self.node, None)
-        self.sites = {id(site.node): site for site in reached.findings.sites}
+    def __init__(self, node: FunctionNode, context: Context, sites: Iterable[FoundSite]) -> None:
+        self.context = context
+        self.node = node
+        self.scope = context.scope_of(node)
+        self.sites = {id(site.node): site for site in sites}
         self.verdicts: dict[int, Freshness] = {}
         self.flags: dict[int, bool] = {}
         self.called, self.exposed = set[int](), set[int]()
@@ -65,9 +65,9 @@ class _Walker:
 
     def captured_modules(self) -> Iterator[nn.Module]:
         """Modules used in nested functions and comprehensions, whose order is not known."""
-        for nested in ast.walk(self.node):
+        for nested in nodes.walk(self.node):
             if isinstance(nested, NESTED) and nested is not self.node:
-                for inner in ast.walk(nested):
+                for inner in nodes.walk(nested):
                     if isinstance(inner, ast.Attribute):
                         values = resolve(inner, self.scope, self.context)
                         yield from (value for value in values if isinstance(value, nn.Module))
@@ -164,7 +164,7 @@ class _Walker:
 
     def opaque(self, node: ast.AST, env: Environment) -> None:
         """Anything else: nothing is known of any name that occurs in it, nor of its sites."""
-        for inner in ast.walk(node):
+        for inner in nodes.walk(node):
             if isinstance(inner, ast.Name):
                 env[inner.id] = Freshness.SHARED
             if id(inner) in self.sites:
@@ -195,7 +195,7 @@ class _Walker:
             return Freshness.SHARED
         self.expose(node)
         if isinstance(node, ast.Subscript | ast.Attribute | ast.Slice | ast.JoinedStr):
-            for child in ast.iter_child_nodes(node):
+            for child in nodes.children(node):
                 if isinstance(child, ast.expr):
                     self.read(child, env)
             return Freshness.SHARED
@@ -236,7 +236,7 @@ class _Walker:
         return Freshness.SHARED
 
     def opaque_calls(self, node: ast.expr, env: Environment) -> None:
-        for child in ast.iter_child_nodes(node):
+        for child in nodes.children(node):
             if isinstance(child, ast.expr):
                 self.alias(child, env)
             else:
@@ -346,7 +346,7 @@ class _Walker:
     def returned(self, node: ast.Call) -> bool:
         return any(
             isinstance(statement, ast.Return) and statement.value is node
-            for statement in ast.walk(self.node)
+            for statement in nodes.walk(self.node)
         )
 
     def note_flags(self, values: list[nn.Module], fresh: bool) -> None:
@@ -369,28 +369,21 @@ class _Walker:
         self.verdicts[site.key] = min(level, self.verdicts.get(site.key, level))
 
 
-@dataclass(frozen=True)
-class Freshnesses:
-    """What is plainly fresh in one function.
-
-    Attributes:
-        sites: freshness of the tensor of each site, by identity of its node (of its target
-            for an item assignment).
-        flags: for each module that is called, by identity: whether it is always given a
-            fresh tensor that nobody reads afterwards.
-        called: identities of the modules that are called.
-        exposed: identities of modules that are used otherwise, and of all they hold.
-    """
-
-    sites: dict[int, Freshness]
-    flags: dict[int, bool]
-    called: set[int]
-    exposed: set[int]
-
-
 def analyse(reached: Reached) -> Freshnesses:
     """Find what is plainly fresh in one function, with the objects it runs on."""
-    walker = _Walker(reached)
+    assert reached.source is not None
+    return analyse_text(reached.source.node, reached.context, reached.findings.sites)
+
+
+def analyse_text(node: FunctionNode, context: Context, sites: Iterable[FoundSite]) -> Freshnesses:
+    """Find what is plainly fresh in the text of one function.
+
+    Args:
+        node: its definition.
+        context: the function and what is known of the objects it runs on.
+        sites: the sites in it.
+    """
+    walker = _Walker(node, context, sites)
     body = walker.node.body
     if isinstance(body, list):
         walker.block(body, {})

@@ -22,7 +22,6 @@ from safemodules.mutation.resolution import (
     is_self,
     mangled,
     next_in_mro,
-    own_attribute,
 )
 from safemodules.mutation.source import FunctionSource, NoSourceError, source_of
 
@@ -256,7 +255,7 @@ class _Explorer:
                 if name in found.methods:
                     return
             elif isinstance(inspect.getattr_static(context.owner, name, None), FunctionType):
-                for function in underlying_functions(own_attribute(name, context)[0]):
+                for function in underlying_functions(context.own(name)[0]):
                     self._function(Context(function, context.owner, context.objects), reached.path)
                 return
         if not reference.values and isinstance(reference.node, ast.Attribute):

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from safemodules.mutation import nodes
 from safemodules.mutation.internals import USER_CLASS
-from safemodules.mutation.scopes import Scope
+from safemodules.mutation.scopes import Scope, function_scope
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _STDLIB = tuple(
@@ -72,6 +73,36 @@ class Context:
         code = self.function.__code__
         return code.co_varnames[0] if self.owner is not None and code.co_argcount else None
 
+    def scope_of(self, node: ast.AST) -> Scope:
+        """The local names of the function, whose definition is given."""
+        return function_scope(node, None)
+
+    def own(self, name: str) -> list[Any]:
+        """Values of ``self.<name>``: of the class where it defines one, else of each object."""
+        assert self.owner is not None
+        found = [static_attribute(value, name) for value in self.objects]
+        if not found:
+            found = [inspect.getattr_static(self.owner, name, _MISSING)]
+        return _distinct(value for value in found if value is not _MISSING)
+
+    def outer(self, name: str) -> list[Any]:
+        """What a name refers to that is not local: a cell, a global or a built-in."""
+        function = self.function
+        if name in function.__code__.co_freevars:
+            cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
+            try:
+                return [cell.cell_contents]
+            except ValueError:  # not filled yet
+                return []
+        for namespace in (function.__globals__, vars(builtins)):
+            if name in namespace:
+                return [namespace[name]]
+        return []
+
+    def loaded(self, name: str) -> list[Any]:
+        """The module of a dotted name, if it is imported already: importing runs code."""
+        return [sys.modules[name]] if name in sys.modules else []
+
 
 def static_attribute(value: Any, name: str) -> Any:
     """An attribute, without running properties, ``__getattr__`` or descriptors."""
@@ -108,7 +139,7 @@ def resolve(expression: ast.expr, scope: Scope, context: Context) -> list[Any]:
     if isinstance(expression, ast.Attribute):
         name = mangled(expression.attr, context.class_name)
         if isinstance(expression.value, ast.Name) and is_self(expression.value.id, scope, context):
-            return own_attribute(name, context)
+            return context.own(name)
         found = [
             _bound(static_attribute(value, name), value)
             for value in resolve(expression.value, scope, context)
@@ -165,15 +196,6 @@ def next_in_mro(cls: type, after: type, name: str) -> Any:
     return None
 
 
-def own_attribute(name: str, context: Context) -> list[Any]:
-    """Values of ``self.<name>``: of the class where it defines one, else of each object."""
-    assert context.owner is not None
-    found = [static_attribute(value, name) for value in context.objects]
-    if not found:
-        found = [inspect.getattr_static(context.owner, name, _MISSING)]
-    return _distinct(value for value in found if value is not _MISSING)
-
-
 def _distinct(values: Any) -> list[Any]:
     return list({id(value): value for value in values}.values())
 
@@ -185,35 +207,21 @@ def _resolve_name(name: str, scope: Scope, context: Context) -> list[Any]:
         if len(bindings) != 1 or bindings[0] is None:
             return []
         if isinstance(bindings[0], ast.alias):
-            return _imported(bindings[0], holder)
+            return _imported(bindings[0], holder, context)
         return resolve(bindings[0], holder, context)
-    function = context.function
-    if name in function.__code__.co_freevars:
-        cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
-        try:
-            return [cell.cell_contents]
-        except ValueError:  # not filled yet
-            return []
-    for namespace in (function.__globals__, vars(builtins)):
-        if name in namespace:
-            return [namespace[name]]
-    return []
+    return context.outer(name)
 
 
-def _imported(alias: ast.alias, scope: Scope) -> list[Any]:
-    """What a local import binds; only what is imported already, since importing runs code."""
-    for node in ast.walk(scope.node):
+def _imported(alias: ast.alias, scope: Scope, context: Context) -> list[Any]:
+    """What a local import binds."""
+    for node in nodes.walk(scope.node):
         if isinstance(node, ast.Import) and alias in node.names:
             name = alias.name if alias.asname else alias.name.partition(".")[0]
-            return _loaded(name)
+            return context.loaded(name)
         if isinstance(node, ast.ImportFrom) and alias in node.names and not node.level:
-            values = _loaded(node.module or "")
+            values = context.loaded(node.module or "")
             found = [static_attribute(value, alias.name) for value in values]
-            return [value for value in found if value is not _MISSING] or _loaded(
+            return [value for value in found if value is not _MISSING] or context.loaded(
                 f"{node.module}.{alias.name}"
             )
     return []
-
-
-def _loaded(name: str) -> list[Any]:
-    return [sys.modules[name]] if name in sys.modules else []

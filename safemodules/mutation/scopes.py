@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from safemodules.mutation import nodes
+
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -78,7 +80,7 @@ def _bind_target(scope: Scope, target: ast.expr, value: Binding) -> None:
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """Nodes that run in the scope of ``node`` itself; ``:=`` in comprehensions included."""
-    for child in ast.iter_child_nodes(node):
+    for child in nodes.children(node):
         yield child
         if isinstance(child, (*FUNCTIONS, ast.ClassDef)):
             arguments = getattr(child, "args", None)
@@ -96,9 +98,9 @@ def _inside_comprehensions(node: ast.AST) -> set[int]:
     """Identities of loop targets of comprehensions, which bind in scopes of their own."""
     return {
         id(name)
-        for inner in ast.walk(node)
+        for inner in nodes.walk(node)
         if isinstance(inner, ast.comprehension)
-        for name in ast.walk(inner.target)
+        for name in nodes.walk(inner.target)
     }
 
 
@@ -149,7 +151,7 @@ def _collect(scope: Scope, node: ast.AST, plain: set[int]) -> None:
     elif isinstance(node, ast.Assign):
         for target in node.targets:
             _bind_target(scope, target, node.value)
-            plain.update(id(name) for name in ast.walk(target))
+            plain.update(id(name) for name in nodes.walk(target))
     elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and isinstance(node.target, ast.Name):
         if node.value is not None:
             scope.bind(node.target.id, node.value)
@@ -164,19 +166,23 @@ def comprehension_scope(node: Comprehension, parent: Scope) -> Scope:
     """The scope of a comprehension's own variables."""
     scope = Scope(node, parent)
     for generator in node.generators:
-        for name in ast.walk(generator.target):
+        for name in nodes.walk(generator.target):
             if isinstance(name, ast.Name):
                 scope.bind(name.id, None)
     return scope
 
 
-def walk_scopes(node: ast.AST) -> Iterator[tuple[ast.AST, Scope]]:
+def walk_scopes(node: ast.AST, scope: Scope | None = None) -> Iterator[tuple[ast.AST, Scope]]:
     """Every node of a function's body, nested functions included, with its scope.
 
     Nested classes and f-strings are left out: the positions inside an f-string are not
     those of the file before Python 3.12.
+
+    Args:
+        node: the definition of the function.
+        scope: its own scope, where that is known.
     """
-    scope = function_scope(node, None)
+    scope = function_scope(node, None) if scope is None else scope
     body = node.body if isinstance(node.body, list) else [node.body]  # type: ignore[attr-defined]
     for child in body:
         yield from _walk(child, scope)
@@ -208,5 +214,5 @@ def _walk(node: ast.AST, scope: Scope) -> Iterator[tuple[ast.AST, Scope]]:
         for element in elements:
             yield from _walk(element, inner)
     else:
-        for inner_node in ast.iter_child_nodes(node):
+        for inner_node in nodes.children(node):
             yield from _walk(inner_node, scope)

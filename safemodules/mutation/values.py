@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from safemodules.mutation import nodes
 from safemodules.mutation.resolution import Context, resolve
 from safemodules.mutation.scopes import Scope
 
@@ -116,7 +117,7 @@ def _stays_number(name: str, holder: Scope, context: Context, seen: frozenset[st
     """Whether ``name op= value`` nowhere in the function brings in something else."""
     return all(
         kind_of(node.value, holder, context, seen) == "number" or _only_names(node.value, name)
-        for node in ast.walk(holder.node)
+        for node in nodes.walk(holder.node)
         if isinstance(node, ast.AugAssign)
         and isinstance(node.target, ast.Name)
         and node.target.id == name

@@ -1,0 +1,1 @@
+"""Finding and mending in-place faults in source files, before anything runs."""

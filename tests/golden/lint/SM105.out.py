@@ -1,0 +1,26 @@
+# Functions with a flag.
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, inplace=True):
+        super().__init__()
+        self.net = nn.Linear(4, 4)
+        self.inplace = inplace
+
+    def forward(self, x):
+        h = F.relu(self.net(x))
+        g = F.leaky_relu(self.net(h), 0.2)
+        g = F.silu(g)
+        k = F.hardtanh(
+            self.net(g),
+            min_val=-0.5,
+            inplace=False,
+        )
+        return F.relu(k, inplace=self.inplace)
+
+
+def inputs():
+    return torch.rand(3, 4, dtype=torch.float64)
