@@ -72,14 +72,16 @@ class Library(Containers):
             return VALUE
         if name == "getattr" and isinstance(args[1], Known):
             return self.attribute_of(args[0], str(args[1].object), frame)
+        if name in ("setattr", "delattr"):  # whichever attribute: see `Changing.assigns`
+            held = args[0].storages or frozenset({STATE, UNKNOWN})
+            frame.world.put(held, union(args[2:]))
+            return VALUE
         if name == "len":
             entries = self.entries_of(args[0])
-            if (
-                entries is None
-                and isinstance(args[0], Known)
-                and hasattr(args[0].object, "__len__")
-            ):
-                return Known(len(args[0].object))
+            if entries is None and isinstance(args[0], Known):
+                known = args[0].object
+                if isinstance(known, str | set | frozenset | nn.ModuleDict | nn.ModuleList):
+                    return Known(len(known))
             return VALUE if entries is None else Known(len(entries))
         if name in kinds.BUILTINS_OF_VALUES:
             if name not in ("len", "isinstance", "id", "type"):

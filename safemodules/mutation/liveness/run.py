@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from safemodules.mutation.found import FoundSite
+from safemodules.mutation.liveness.changing import Changing, is_changeable
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
@@ -34,6 +35,7 @@ class Run:
 
     Attributes:
         reach: the functions that the forward reaches.
+        changing: what the forward itself changes.
         flags: identities of modules whose flag is set.
         kept: sites that stay in place.
         readers: load-bearing sites: who reads, and whether that is sure.
@@ -42,8 +44,10 @@ class Run:
         ran: sites that were run.
     """
 
-    def __init__(self, reach: Reach, flags: Collection[int], kept: Collection[Key]) -> None:
-        self.reach = reach
+    def __init__(
+        self, reach: Reach, changing: Changing, flags: Collection[int], kept: Collection[Key]
+    ) -> None:
+        self.reach, self.changing = reach, changing
         self.flags, self.kept = flags, kept
         self.readers: dict[Key, tuple[str, bool]] = {}
         self.unknown: dict[Key, str] = {}
@@ -57,7 +61,6 @@ class Run:
         self.running: list[nn.Module] = []
         self.depth = self.rounds = self.steps = 0
         self.line = ""
-        self.assigned = _assigned_attributes(reach)
         self._sites: dict[FunctionType, Mapping[int, FoundSite]] = {}
 
     # -- what the classes built on this one do -------------------------------------------
@@ -235,7 +238,9 @@ class Run:
             self.opaque_module(value, "it is handed to code that is not looked into")
         elif isinstance(value, FunctionType):
             self.opaque(value, None, "it is handed to code that is not looked into")
-        elif isinstance(value, list | tuple | dict) and depth < 3:
+        if is_changeable(value):
+            self.changing.note(value)
+        if isinstance(value, list | tuple | dict) and depth < 3:
             for entry in value.values() if isinstance(value, dict) else value:
                 self._opaque_object(entry, depth + 1)
 
@@ -244,19 +249,10 @@ class Run:
         self.opaque_functions.setdefault(function, reason)
         if isinstance(holder, nn.Module):
             self.opaque_module(holder, reason)
+        elif holder is not None:
+            self.changing.note(holder)
 
     def opaque_module(self, module: nn.Module, reason: str) -> None:
         """Nothing is known of what a module and its children do."""
         for inner in module.modules():
             self.opaque_modules.setdefault(id(inner), reason)
-
-
-def _assigned_attributes(reach: Reach) -> frozenset[str]:
-    """Names of attributes that the forward assigns somewhere."""
-    return frozenset(
-        node.attr
-        for reached in reach.all()
-        if reached.source is not None
-        for node in ast.walk(reached.source.node)
-        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
-    )
