@@ -8,7 +8,7 @@ changes one, and the run is repeated without relying on it.
 
 import ast
 from collections.abc import Iterator, MutableMapping, MutableSequence, MutableSet
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -22,8 +22,8 @@ CHANGING_METHODS = frozenset(
     """add add_module append appendleft clear discard extend extendleft insert move_to_end pop
     popitem popleft register_module remove reverse rotate setdefault sort update""".split()
 )
-# What a name stands for that nobody assigns on the way, though something else of that name is.
-_FIXED = (FunctionType, type, ModuleType, nn.Module, property, staticmethod, classmethod)
+# What nobody assigns on the way, though something else of that name is assigned.
+_FIXED = (ModuleType, property, staticmethod, classmethod)
 
 
 class Changing:
@@ -63,7 +63,9 @@ class Changing:
         named = name in self._attributes
         if named and isinstance(holder, nn.Module):
             return name not in holder._modules
-        return (named or self._everything) and not isinstance(value, _FIXED)
+        if isinstance(holder, ModuleType) and not named:
+            return False
+        return (named or self._everything) and not isinstance(value, _FIXED) and not callable(value)
 
     def __contains__(self, value: Any) -> bool:
         return id(value) in self.objects
