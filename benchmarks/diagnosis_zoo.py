@@ -29,7 +29,7 @@ from torch import nn
 
 import safemodules as sm
 from benchmarks.cases import RUN_SEED, SUITES, Call, Case, Mode, load_suite, seed_everything, select
-from benchmarks.report import RESULTS, table, versions
+from benchmarks.report import RESULTS, read_commands, table, versions
 from safemodules.trees import clone_inputs, flatten_tensors
 
 
@@ -70,8 +70,15 @@ class Row:
 
 
 def plain_error(model: nn.Module, call: Call) -> str:
-    """What forward and backward raise, without us."""
-    handed, _ = clone_inputs(call, requires_grad=True)
+    """What forward and backward raise, without us; some forwards take no inputs but leaves."""
+    raised = _plain_error(model, call, requires_grad=True)
+    if raised and "inplace operation" not in raised:
+        return _plain_error(model, call, requires_grad=False)
+    return raised
+
+
+def _plain_error(model: nn.Module, call: Call, *, requires_grad: bool) -> str:
+    handed, _ = clone_inputs(call, requires_grad=requires_grad)
     try:
         out = model(*handed.args, **handed.kwargs)
         floats = [t.sum() for _, t in flatten_tensors(out) if t.requires_grad]
@@ -108,18 +115,19 @@ def run(case: Case, mode: Mode) -> Row:
 def read(path: Path) -> list[Row]:
     """The rows that an earlier run has stored, empty if there was none."""
     stored = path.with_suffix(".json")
-    return [Row(**row) for row in json.loads(stored.read_text())] if stored.exists() else []
+    return [Row(**row) for row in json.loads(stored.read_text())["rows"]] if stored.exists() else []
 
 
-def write(rows: Sequence[Row], path: Path, command: str) -> None:
+def write(rows: Sequence[Row], path: Path, commands: Sequence[str]) -> None:
     """Write the page, and the rows beside it as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(rows, command))
+    path.write_text(page(rows, commands))
     lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
-    path.with_suffix(".json").write_text(f"[\n{lines}\n]\n")
+    data = f'{{"commands": {json.dumps(commands)}, "rows": [\n{lines}\n]}}\n'
+    path.with_suffix(".json").write_text(data)
 
 
-def page(rows: Sequence[Row], command: str) -> str:
+def page(rows: Sequence[Row], commands: Sequence[str]) -> str:
     """The Markdown page."""
     pairs = ", ".join(f"{name} {version}" for name, version in versions().items())
     bad = [row for row in rows if not row.good and not row.crash]
@@ -137,7 +145,7 @@ def page(rows: Sequence[Row], command: str) -> str:
     lines = [
         "# Diagnosis of every model of the zoo",
         "",
-        f"Command: `{command}`",
+        f"Command: {', then '.join(f'`{command}`' for command in commands)}",
         "",
         f"Versions: {pairs}; CPU, {torch.get_num_threads()} thread(s).",
         "",
@@ -194,7 +202,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = read(options.output) if options.update else []
     rows = {(row.name, row.mode): row for row in known}
     words = [*(sys.argv[1:] if arguments is None else arguments)]
-    command = shlex.join(["python", "-m", "benchmarks.diagnosis_zoo", *words])
+    commands = read_commands(options.output) if options.update else []
+    commands.append(shlex.join(["python", "-m", "benchmarks.diagnosis_zoo", *words]))
     for number, case in enumerate(case for case in cases if not (options.light and case.heavy)):
         for mode in case.gradients:
             if options.missing and (case.name, mode) in rows:
@@ -202,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             row = rows[case.name, mode] = measured(case, mode)
             report(number, row)
         ordered = sorted(rows.values(), key=lambda row: SUITES.index(row.name.split("/")[0]))
-        write(ordered, options.output, command)
+        write(ordered, options.output, commands)
     return 0 if rows and all(row.good for row in rows.values()) else 1
 
 
