@@ -254,7 +254,8 @@ class Calls(Library):
             return self.foreign(function, args, kwargs, frame)
         place = self.line
         try:
-            value, frame.world = self.run_function(function, args, kwargs, frame.world, holder)
+            with self.limited():
+                value, frame.world = self.run_function(function, args, kwargs, frame.world, holder)
         except UnsupportedError as reason:
             self.opaque(function, holder, str(reason))
             return self.unknown_call([*args, *kwargs.values()], frame)

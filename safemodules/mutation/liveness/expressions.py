@@ -51,6 +51,7 @@ _COMPARISONS: dict[type, Callable[..., Any]] = {
 }
 
 
+_ELSEWHERE = frozenset({STATE, UNKNOWN})  # memory that may be that of a list
 _PLAIN_CONTAINERS = (list, tuple, dict, set, frozenset, OrderedDict)
 
 
@@ -161,7 +162,13 @@ class Expressions(Displays):
     def _binary(self, node: ast.BinOp, frame: Frame) -> Value:
         left, right = self.evaluate(node.left, frame), self.evaluate(node.right, frame)
         known = _computed(_BINARY.get(type(node.op)), left, right)
-        return self.operator([left, right], frame) if known is None else known
+        if known is not None:
+            return known
+        value = self.operator([left, right], frame)
+        if _may_be_list(node.op, left, right):
+            elsewhere = (left.storages | right.storages) & _ELSEWHERE
+            return Abstract(value.storages | elsewhere)
+        return value
 
     def operator(self, operands: Sequence[Value], frame: Frame) -> Value:
         """The result of an operator: new memory; or a list, which holds what its parts held."""
@@ -269,6 +276,14 @@ def _computed(operator: Callable[..., Any] | None, *operands: Value) -> Value | 
         return Known(operator(*objects))
     except Exception:  # it raises when the forward runs, too
         return None
+
+
+def _may_be_list(op: ast.operator, *operands: Value) -> bool:
+    """Whether the result may be a list, which holds what its parts hold."""
+    if isinstance(op, ast.Add):
+        return all(not o.storages or o.storages & _ELSEWHERE for o in operands)
+    plain = [o for o in operands if isinstance(o, Known) and not isinstance(o.object, int)]
+    return isinstance(op, ast.Mult) and not plain and any(not o.storages for o in operands)
 
 
 def _is_plain(container: Any) -> bool:

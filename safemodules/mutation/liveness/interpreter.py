@@ -31,7 +31,7 @@ from safemodules.mutation.liveness.values import (
 from safemodules.mutation.liveness.world import State, World, join, join_all, shape_of
 
 _INERT = (ast.Pass, ast.Import, ast.ImportFrom, ast.Global)
-_ABSTRACT_ROUNDS = 10  # names that a loop may pass along, one to the next
+_ABSTRACT_ROUNDS = 40  # names that a loop may pass along, one to the next
 
 
 class Interpreter(Expressions):
@@ -188,7 +188,7 @@ class Interpreter(Expressions):
         ends: list[State] = []
         for block in blocks:
             frame.names, frame.world, frame.alive = dict(before[0]), before[1].copy(), True
-            self.steps += len(before[1].stale) // 16
+            self.steps += before[1].size // 32
             self.block(block, frame)
             ends += frame.state
         self._resume(ends, frame)

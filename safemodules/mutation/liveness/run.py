@@ -1,7 +1,8 @@
 """What an abstract run finds: stale reads, sites that ran, and what cannot be looked into."""
 
 import ast
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -26,7 +27,8 @@ from safemodules.mutation.liveness.world import Numbers, World
 from safemodules.mutation.reach import Reach, Reached
 from safemodules.mutation.sites import SiteKind
 
-_STEPS = 60_000
+_STEPS = 80_000
+_SHARE = 3 / 4  # of the steps that are left, for a call; the caller keeps the rest
 Key = int  # of a site in source, or the identity of a module with a flag
 
 
@@ -60,6 +62,7 @@ class Run:
         self.root: FunctionType | None = None  # the forward of the model itself
         self.running: list[nn.Module] = []
         self.depth = self.rounds = self.steps = 0
+        self.limit = _STEPS
         self.line = ""
         self._sites: dict[FunctionType, Mapping[int, FoundSite]] = {}
 
@@ -114,8 +117,18 @@ class Run:
     def tick(self) -> None:
         """Count a step; a run that takes too long is given up."""
         self.steps += 1
-        if self.steps > _STEPS:
-            raise UnsupportedError("the forward is too long")
+        if self.steps > self.limit:
+            raise UnsupportedError("it is too long")
+
+    @contextmanager
+    def limited(self) -> Iterator[None]:
+        """A call that takes too long is given up, and what follows it is not."""
+        before = self.limit
+        self.limit = self.steps + int((before - self.steps) * _SHARE)
+        try:
+            yield
+        finally:
+            self.limit = before
 
     def new(self) -> int:
         """New memory."""
@@ -171,6 +184,8 @@ class Run:
         if site is None or site.obstacle is not None:
             self.read(Abstract(tensors), frame)
             return None
+        if not tensors:
+            self.unknown.setdefault(site.key, f"what it overwrites at {self.line} is not known")
         keys = [site.key]
         if site.kind is SiteKind.FUNCTION_FLAG and not isinstance(site.target, ast.Constant):
             keys += [id(m) for m in self.running[-1:] if id(m) in self.flags]
