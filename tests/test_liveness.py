@@ -11,7 +11,7 @@ from safemodules.conversion.decisions import verdicts_from_source
 from safemodules.conversion.stale_reads import StaleReads
 from safemodules.conversion.survey import survey_model
 from safemodules.conversion.trial import converted
-from safemodules.mutation.liveness import kinds
+from safemodules.mutation.liveness import kinds, run
 from safemodules.mutation.liveness.verdicts import Effect
 from safemodules.trees import CallArguments
 
@@ -302,6 +302,23 @@ def test_a_list_from_elsewhere_may_hold_what_others_hold(tmp_path, body):
     function = "def pack(*ts):\n    return list(ts)"
     model = net_with(tmp_path, function, f"fs = pack(self.lin(x))\n{body}")
     assert Effect.NEUTRAL not in {verdict.effect for verdict in effects(model)}
+
+
+def test_a_call_that_takes_too_long_is_given_up_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "_STEPS", 400)
+    lines = "\n".join(f"    t = t + {i}" for i in range(200))
+    body = "y = long(self.lin(x))\nh = self.lin(y)\nh += 1  # site\nreturn h + y"
+    text = f"\ndef long(t):\n    t += 1\n{lines}\n    return t\n"
+    model = load_source(
+        tmp_path,
+        HEAD.replace("\nclass Net", f"{text}\n\nclass Net")
+        + "    def forward(self, x):\n"
+        + textwrap.indent(body, " " * 8)
+        + "\n",
+    ).Net()
+    found = {verdict.effect: verdict.reason for verdict in effects(model)}
+    assert found.keys() == {Effect.NEUTRAL, Effect.UNKNOWN}
+    assert found[Effect.UNKNOWN] == "it is too long"
 
 
 def test_many_tensors_that_are_held_elsewhere_are_one(tmp_path):
