@@ -280,10 +280,12 @@ def _computed(operator: Callable[..., Any] | None, *operands: Value) -> Value | 
 
 def _may_be_list(op: ast.operator, *operands: Value) -> bool:
     """Whether the result may be a list, which holds what its parts hold."""
+    plain = [o.object for o in operands if isinstance(o, Known) and isinstance(o.object, PLAIN)]
     if isinstance(op, ast.Add):
-        return all(not o.storages or o.storages & _ELSEWHERE for o in operands)
-    plain = [o for o in operands if isinstance(o, Known) and not isinstance(o.object, int)]
-    return isinstance(op, ast.Mult) and not plain and any(not o.storages for o in operands)
+        return not plain and all(not o.storages or o.storages & _ELSEWHERE for o in operands)
+    if not isinstance(op, ast.Mult) or any(not isinstance(number, int) for number in plain):
+        return False
+    return any(not o.storages for o in operands)
 
 
 def _is_plain(container: Any) -> bool:
