@@ -104,7 +104,8 @@ def _clashes(
         roots = [tensor for _, tensor in flatten_tensors(output) if tensor.requires_grad]
         return list(filter(None, map(_plain, find_overwritten(roots, recorder))))
     except Exception as error:
-        return list(_refused(recorder, error)) or None
+        refused = list(_refused(recorder, error))
+        return refused if refused or "inplace" in str(error) else None
 
 
 def _refused(recorder: Recorder, error: Exception) -> Iterator[SavedAndOverwritten]:

@@ -63,11 +63,17 @@ def diagnose(
     call = CallArguments(as_arguments(example_inputs), dict(example_kwargs or {}))
     differentiable = _inputs_need_grad(model, call)
     found = _diagnosed(model, call, loss_fn, differentiable)
-    if differentiable and found.error is not None and not found.clashes:
+    if differentiable and found.error is not None and not _is_in_place(found):
         # a forward may take no inputs but leaves: whether it runs on these themselves
         plain = _diagnosed(model, call, loss_fn, False)
         return plain if plain.error is None else found
     return found
+
+
+def _is_in_place(found: Diagnosis) -> bool:
+    """Whether the forward was ended by an overwrite, so that gradients of the inputs show it."""
+    words = ("inplace", "in-place")
+    return bool(found.clashes) or any(word in (found.error or "") for word in words)
 
 
 def _diagnosed(
