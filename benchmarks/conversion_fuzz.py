@@ -11,12 +11,16 @@ Example:
 
         OMP_NUM_THREADS=1 python -m benchmarks.conversion_fuzz --jobs 2
 
+    The counts are stored after every 50; ``--update`` adds to those of earlier runs, for which
+    ``--first`` should be a seed that none of them has taken.
+
 Exit status: 1 if any program computes something else after its conversion.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import shlex
 import sys
@@ -96,12 +100,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--programs", type=int, default=20_000)
     parser.add_argument("--first", type=int, default=0, help="seed of the first chunk")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--update", action="store_true", help="add to the counts of the page")
     parser.add_argument("--output", type=Path, default=RESULTS / "conversion_fuzz.md")
     options = parser.parse_args(arguments)
     kinds: Counter[str] = Counter()
-    done, failures = 0, []
+    done, failures, commands = 0, [], []
+    stored = options.output.with_suffix(".json")
+    if options.update and stored.exists():
+        earlier = json.loads(stored.read_text())
+        kinds.update(earlier["kinds"])
+        done, failures, commands = earlier["programs"], earlier["wrong"], earlier["commands"]
     words = [*(sys.argv[1:] if arguments is None else arguments)]
-    command = shlex.join(["python", "-m", "benchmarks.conversion_fuzz", *words])
+    commands.append(shlex.join(["python", "-m", "benchmarks.conversion_fuzz", *words]))
     chunks = range(options.first, options.first + -(-options.programs // CHUNK))
     with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=8) as pool:
         for found, count, wrong in pool.imap_unordered(run_chunk, chunks):
@@ -111,18 +121,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for text in wrong:
                 print(text, flush=True)
             print(f"{done} programs, {len(failures)} wrong", flush=True)
-            options.output.write_text(page(done, kinds, failures, command))
+            data = {"commands": commands, "programs": done, "kinds": kinds, "wrong": failures}
+            stored.write_text(json.dumps(data, indent=1) + "\n")
+            options.output.write_text(page(done, kinds, failures, commands))
     return 1 if failures else 0
 
 
-def page(done: int, kinds: Counter[str], failures: Sequence[str], command: str) -> str:
+def page(done: int, kinds: Counter[str], failures: Sequence[str], commands: Sequence[str]) -> str:
     """The Markdown page."""
     pairs = ", ".join(f"{name} {version}" for name, version in versions().items())
     wrong = [text.splitlines()[0] for text in failures]
     lines = [
         "# Random programs after their conversion",
         "",
-        f"Command: `{command}`",
+        f"Command: {', then '.join(f'`{command}`' for command in commands)}",
         "",
         f"Versions: {pairs}; CPU.",
         "",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import shlex
 import sys
 import time
@@ -28,7 +29,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.cases import SUITES, Case, load_suite, select
-from benchmarks.report import RESULTS, table, versions
+from benchmarks.report import RESULTS, read_commands, table, versions
 from safemodules.conversion.decisions import UNDECIDED, decide_without_inputs, verdicts_from_source
 from safemodules.conversion.stale_reads import StaleReads
 from safemodules.conversion.survey import AnySite, Survey, survey_model
@@ -123,13 +124,29 @@ def run(case: Case) -> Row:
     return row
 
 
-def page(rows: Sequence[Row], command: str) -> str:
+def read(path: Path) -> list[Row]:
+    """The rows that an earlier run has stored, empty if there was none."""
+    stored = path.with_suffix(".json")
+    rows = json.loads(stored.read_text())["rows"] if stored.exists() else []
+    counted = ("effects", "unknown")
+    return [Row(**{k: Counter(v) if k in counted else v for k, v in row.items()}) for row in rows]
+
+
+def write(rows: Sequence[Row], path: Path, commands: Sequence[str]) -> None:
+    """Write the page, and the rows beside it as JSON."""
+    path.write_text(page(rows, commands))
+    lines = ",\n".join(json.dumps(vars(row)) for row in rows)
+    data = f'{{"commands": {json.dumps(commands)}, "rows": [\n{lines}\n]}}\n'
+    path.with_suffix(".json").write_text(data)
+
+
+def page(rows: Sequence[Row], commands: Sequence[str]) -> str:
     """The Markdown page."""
     known = ", ".join(f"{name} {version}" for name, version in versions().items())
     lines = [
         "# Sites decided from source alone",
         "",
-        f"Command: `{command}`",
+        f"Command: {', then '.join(f'`{command}`' for command in commands)}",
         "",
         f"Versions: {known}.",
         "",
@@ -189,26 +206,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--suite", default=",".join(SUITES), help="suites, separated by commas")
     add("--only", metavar="GLOB", default="*", help="only the models whose name matches")
     add("--light", action="store_true", help="leave out the heavy models")
+    add("--update", action="store_true", help="keep the other rows of the page")
+    add("--missing", action="store_true", help="with --update: only models that it lacks")
     add("--output", type=Path, default=RESULTS / "liveness.md")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     cases = [case for suite in options.suite.split(",") for case in load_suite(suite)]
     cases = [c for c in select(cases, options.only) if not (options.light and c.heavy)]
-    rows = []
+    rows = {row.name: row for row in read(options.output)} if options.update else {}
+    commands = read_commands(options.output) if options.update else []
+    commands.append(shlex.join(["python", "-m", "benchmarks.liveness", *sys.argv[1:]]))
+    if options.missing:
+        cases = [case for case in cases if case.name not in rows]
     for number, case in enumerate(cases, 1):
         try:
-            rows.append(run(case))
+            row = run(case)
         except Exception as error:  # one model must not end the others
-            rows.append(Row(case.name, error=f"{type(error).__name__}: {error}".splitlines()[0]))
-        row = rows[-1]
+            row = Row(case.name, error=f"{type(error).__name__}: {error}".splitlines()[0])
+        rows[case.name] = row
         print(f"[{number}/{len(cases)}] {row.name} {dict(row.effects)} {row.error}", flush=True)
         for text in row.wrong:
             print(f"  {text}", flush=True)
         gc.collect()
-        command = shlex.join(["python", "-m", "benchmarks.liveness", *sys.argv[1:]])
-        options.output.write_text(page(rows, command))
-    return 1 if any(row.wrong for row in rows) else 0
+        ordered = sorted(rows.values(), key=lambda row: SUITES.index(row.name.split("/")[0]))
+        write(ordered, options.output, commands)
+    return 1 if any(row.wrong for row in rows.values()) else 0
 
 
 if __name__ == "__main__":

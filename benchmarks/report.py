@@ -94,13 +94,15 @@ HEADER = (
 )
 
 
-def markdown(outcomes: Sequence[Outcome], command: str, title: str) -> str:
+def markdown(
+    outcomes: Sequence[Outcome], commands: Sequence[str], title: str, missing: Sequence[str]
+) -> str:
     """The whole page: what was run, a summary, a table for each suite, and all differences."""
     pairs = ", ".join(f"{name} {version}" for name, version in versions().items())
     lines = [
         f"# {title}",
         "",
-        f"Command: `{command}`",
+        f"Command: {', then '.join(f'`{command}`' for command in commands)}",
         "",
         f"Versions: {pairs}; {platform.machine()}, CPU, one thread.",
         "",
@@ -112,6 +114,8 @@ def markdown(outcomes: Sequence[Outcome], command: str, title: str) -> str:
         "*runs s*, *convert s*: CPU seconds; *gradients seen*: share of parameters with a finite",
         "gradient that is not all zero, in the worse mode.",
     ]
+    if missing:
+        lines += ["", f"Not run: {len(missing)} of the zoo's models ({', '.join(missing)})."]
     for suite in dict.fromkeys(outcome.case.split("/", 1)[0] for outcome in outcomes):
         own = [outcome for outcome in outcomes if outcome.case.startswith(f"{suite}/")]
         lines += ["", f"## {suite}", "", summary(own), ""]
@@ -142,12 +146,35 @@ def read(path: Path) -> list[Outcome]:
     ]
 
 
-def write(outcomes: Sequence[Outcome], path: Path, command: str, title: str) -> None:
-    """Write the page to a ``.md`` file and the same data beside it as ``.json``."""
+def read_commands(path: Path) -> list[str]:
+    """The commands of the runs whose outcomes a page holds, empty if there is none."""
+    stored = path.with_suffix(".json")
+    if not stored.exists():
+        return []
+    commands: list[str] = json.loads(stored.read_text())["commands"]
+    return commands
+
+
+def write(
+    outcomes: Sequence[Outcome],
+    path: Path,
+    commands: Sequence[str],
+    title: str,
+    missing: Sequence[str] = (),
+) -> None:
+    """Write the page to a ``.md`` file and the same data beside it as ``.json``.
+
+    Args:
+        outcomes: The rows.
+        path: The page.
+        commands: The commands that have run, the last one last.
+        title: The heading.
+        missing: Names of models of the zoo that no run has reached.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(markdown(outcomes, command, title))
+    path.write_text(markdown(outcomes, commands, title, missing))
     data = {
-        "command": command,
+        "commands": list(commands),
         "versions": versions(),
         "summary": summary(outcomes),
         "outcomes": [asdict(outcome) for outcome in outcomes],

@@ -26,7 +26,7 @@ from pathlib import Path
 from benchmarks.cases import DATA, SUITES, Case, load_suite, measured_seconds, select
 from benchmarks.compare import GOOD, Outcome
 from benchmarks.converters import CONVERTERS
-from benchmarks.report import RESULTS, read, summary, write
+from benchmarks.report import RESULTS, read, read_commands, summary, write
 from benchmarks.workers import Options, run_cases
 
 
@@ -54,6 +54,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--output", type=Path, help="page to write (default benchmarks/results/zoo.md)")
     add("--list", action="store_true", help="print the names and stop")
     add("--update", action="store_true", help="keep the other rows of the page")
+    add("--missing", action="store_true", help="with --update: only models that it lacks")
     add("--write-seconds", action="store_true", help="store the measured times in the table")
     options = parser.parse_args(arguments)
     unknown = set(options.suite.split(",")) - set(SUITES)
@@ -80,14 +81,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     path = options.output or default_output(options)
     before = read(path) if options.update else []
+    commands = read_commands(path) if options.update else []
     words = [*(sys.argv[1:] if arguments is None else arguments)]
-    command = shlex.join(["python", "-m", "benchmarks.zoo", *words])
+    commands.append(shlex.join(["python", "-m", "benchmarks.zoo", *words]))
+    if options.missing:
+        known = {outcome.case for outcome in before if outcome.status in GOOD}
+        chosen = [case for case in chosen if case.name not in known]
+    everything = [case.name for suite in SUITES for case in load_suite(suite)]
 
     def store(measured: Sequence[Outcome]) -> list[Outcome]:
         """Write the page; done after every model, since a long run may be cut short."""
         rows = {outcome.case: outcome for outcome in [*before, *measured]}
         outcomes = sorted(rows.values(), key=lambda row: SUITES.index(row.case.split("/")[0]))
-        write(outcomes, path, command, title(options))
+        missing = [name for name in everything if name not in rows]
+        write(outcomes, path, commands, title(options), missing)
         return outcomes
 
     measured = collect([case.name for case in chosen], settings, options.jobs, store)

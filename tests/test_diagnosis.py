@@ -50,6 +50,37 @@ def only(diagnosis):
     return diagnosis.clashes[0]
 
 
+class AsksForGradients(nn.Module):
+    """Its input has to be a leaf, as that of some speech models in training mode."""
+
+    def __init__(self, clashes):
+        super().__init__()
+        self.clashes = clashes
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        x = x[:, :]
+        x.requires_grad = True
+        h = torch.sigmoid(self.linear(x))
+        return h.mul_(2) if self.clashes else h * 2
+
+
+@pytest.mark.parametrize("clashes", [False, True])
+def test_a_forward_that_takes_no_inputs_but_leaves_is_run_on_these(clashes):
+    model, x = AsksForGradients(clashes), torch.randn(2, 3)
+    diagnosis = sm.diagnose(model, x)
+    assert diagnosis.error is None
+    assert len(diagnosis.clashes) == clashes
+    assert not x.requires_grad
+
+
+@pytest.mark.parametrize("inplace", ["all", "unsafe"])
+def test_a_forward_that_takes_no_inputs_but_leaves_is_mended(inplace):
+    model, x = AsksForGradients(True), torch.randn(2, 3)
+    sm.convert_model(model, x, inplace=inplace)
+    model(x).sum().backward()
+
+
 @pytest.mark.parametrize("where", [sm.__file__, torch.__file__], ids=["this package", "torch"])
 def test_a_file_whose_path_leads_through_a_package_is_not_of_that_package(where, tmp_path):
     spelt = Path(where).parent / os.path.relpath(tmp_path.resolve(), Path(where).parent.resolve())

@@ -34,6 +34,7 @@ def inputs(rows, seed):
 
 EXAMPLE = inputs(3, 0)
 INPUTS = (EXAMPLE, inputs(5, 2))
+TRIAL_SEED = 0  # with which a conversion runs the example inputs
 MODES = [(train, graph) for train in (True, False) for graph in (True, False)]
 
 
@@ -47,13 +48,13 @@ class Run:
     gradients: list | None
 
 
-def run(model, x, *, train, graph):
+def run(model, x, *, train, graph, seed=7):
     """Run a model once, from one seed, and put its buffers back."""
     saved = {name: t.clone() for name, t in model.named_buffers()}
     model.train(train)
     leaf = x.clone().requires_grad_(graph)
     handed = leaf * 1 if graph else leaf  # wild programs write to it
-    torch.default_generator.manual_seed(7)
+    torch.default_generator.manual_seed(seed)
     with torch.set_grad_enabled(graph):
         result = model(handed)
     outputs = list(result) if isinstance(result, list) else [result]
@@ -187,7 +188,8 @@ def check_conversion(original, example, some_inputs=INPUTS):
     assert_converted(original, model, some_inputs)
     if example is not None:
         for train in (True, False):
-            seen = run(model, example, train=train, graph=True)
+            # where chance decides a branch, another seed reaches what the trial has not
+            seen = run(model, example, train=train, graph=True, seed=TRIAL_SEED)
             assert seen.gradients is not None, "it clashes"
     sm.revert_model(model)
     assert classes(model) == before
@@ -326,6 +328,13 @@ FOUND = {
         z = y.t()
         z += 0.1
         return h * y
+        """,
+    "chance decides a branch, which the trial does not take": """
+        h = torch.sigmoid(x)
+        if self.drop(torch.ones_like(x)).mean() < 0.9:
+            v = h
+            v *= 2
+        return h + x
         """,
     "a comma in a comment": """
         h = [torch.sigmoid(x)]

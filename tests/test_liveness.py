@@ -11,7 +11,7 @@ from safemodules.conversion.decisions import verdicts_from_source
 from safemodules.conversion.stale_reads import StaleReads
 from safemodules.conversion.survey import survey_model
 from safemodules.conversion.trial import converted
-from safemodules.mutation.liveness import kinds
+from safemodules.mutation.liveness import kinds, run
 from safemodules.mutation.liveness.verdicts import Effect
 from safemodules.trees import CallArguments
 
@@ -270,14 +270,74 @@ def test_the_model_may_be_given_any_number_of_arguments(tmp_path, signature):
     assert all(verdict.effect is not Effect.NEUTRAL for verdict in effects(model))
 
 
-def test_what_is_not_looked_into_is_unknown_with_its_reason(tmp_path):
+def net_with(tmp_path, function, body):
+    """A model whose forward calls a function that has no source."""
     namespace = {}
-    exec("def keep(t):\n    return t", namespace)
-    model = net(tmp_path, "h = self.lin(x)\ny = keep(h)\nh += 1  # site\nreturn h + y")
-    type(model).forward.__globals__["keep"] = namespace["keep"]
-    [verdict] = effects(model)
+    exec(function, namespace)
+    model = net(tmp_path, body)
+    type(model).forward.__globals__.update(namespace)
+    return model
+
+
+def test_what_is_not_looked_into_is_unknown_with_its_reason(tmp_path):
+    body = "h = self.lin(x)\ny = keep(h)\nh += 1  # site\nreturn h + y"
+    [verdict] = effects(net_with(tmp_path, "def keep(t):\n    return t", body))
     assert verdict.effect is Effect.UNKNOWN
     assert "held elsewhere" in verdict.reason
+
+
+# What code that is not looked into returns may be a list of what it was given.
+LISTS = {
+    "added": "gs = fs + fs\ng = gs[0]\ng += 1  # site\nreturn fs[0] * g",
+    "repeated": "gs = fs * 2\ng = gs[1]\ng += 1  # site\nreturn fs[0] * g",
+    "added to": "gs = [x] + fs\ng = gs[1]\ng += 1  # site\nreturn fs[0] * g",
+    "copied": "gs = fs.copy()\ng = gs[0]\ng += 1  # site\nreturn fs[0] * g",
+    "whatever it was updated to": "g = fs.update(x)\ng.add_(1)  # site\nreturn x * g",
+    "of what it was updated with": "g = fs.update(x)\ng += 1  # site\nreturn x * g",
+}
+
+
+@pytest.mark.parametrize("body", LISTS.values(), ids=LISTS)
+def test_a_list_from_elsewhere_may_hold_what_others_hold(tmp_path, body):
+    function = "def pack(*ts):\n    return list(ts)"
+    model = net_with(tmp_path, function, f"fs = pack(self.lin(x))\n{body}")
+    assert Effect.NEUTRAL not in {verdict.effect for verdict in effects(model)}
+
+
+def test_a_call_that_takes_too_long_is_given_up_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "_STEPS", 400)
+    lines = "\n".join(f"    t = t + {i}" for i in range(200))
+    body = "y = long(self.lin(x))\nh = self.lin(y)\nh += 1  # site\nreturn h + y"
+    text = f"\ndef long(t):\n    t += 1\n{lines}\n    return t\n"
+    model = load_source(
+        tmp_path,
+        HEAD.replace("\nclass Net", f"{text}\n\nclass Net")
+        + "    def forward(self, x):\n"
+        + textwrap.indent(body, " " * 8)
+        + "\n",
+    ).Net()
+    found = {verdict.effect: verdict.reason for verdict in effects(model)}
+    assert found.keys() == {Effect.NEUTRAL, Effect.UNKNOWN}
+    assert found[Effect.UNKNOWN] == "it is too long"
+
+
+def test_many_tensors_that_are_held_elsewhere_are_one(tmp_path):
+    calls = "\n".join(f"y{i} = pack(self.lin(x))\nys.append(y{i})" for i in range(30))
+    rest = """
+        y = ys[int(x.sum())] if x.sum() > 0 else x
+        if x.sum() > 1:
+            y = pack(y)
+        h = self.lin(y)
+        h += 1  # site
+        g = ys[1][0]
+        g += 1
+        return h + y
+        """
+    body = f"ys = [x]\n{calls}\n{textwrap.dedent(rest)}"
+    model = net_with(tmp_path, "def pack(*ts):\n    return list(ts)", body)
+    first, second = effects(model)
+    assert first.effect is Effect.NEUTRAL
+    assert second.effect is Effect.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -302,12 +362,17 @@ COMPOSITES = {
     "max_pool2d": lambda f, x: f(x[None], 1),
     "avg_pool1d": lambda f, x: f(x, 1),
     "batch_norm": lambda f, x: f(x, None, None, training=True),
+    "repeat_interleave": lambda f, x: f(x, 1, dim=0),
+    "tensor": lambda f, x: f([x[0, 0], x[0, 1]]),
+    "sort": lambda f, x: f(x[:1, :1])[0],
+    "topk": lambda f, x: f(x[:1, :1], 1)[0],
 }
 
 
 @pytest.mark.parametrize("name", COMPOSITES)
 def test_composites_of_the_table_return_new_memory_even_where_nothing_is_to_do(name):
     x = torch.randn(3, 3)
-    out = COMPOSITES[name](getattr(nn.functional, name), x)
+    function = getattr(nn.functional, name, None) or getattr(torch, name)
+    out = COMPOSITES[name](function, x)
     assert name in kinds.FRESH_COMPOSITES
     assert out.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()

@@ -57,6 +57,28 @@ def test_the_note_names_both_lines_versions_and_what_to_do():
     assert [entry.path for entry in diagnosis.modules] == ["", "0", "1"]
 
 
+def test_a_module_that_is_gone_is_told_from_none():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = linear()
+
+        def forward(self, x):
+            h = self.layer(x).sigmoid()
+            h += x  # @gone-writes
+            return h
+
+    def step():
+        loss = nn.Sequential(Net())(torch.ones(2, 3)).sum()
+        gc.collect()
+        loss.backward()
+
+    note, diagnosis = note_of(step)
+    assert f"convert_model(model, example_inputs) computes {HERE}:" in note
+    assert at("gone-writes") in note
+    assert diagnosis.clashes[0].convertible
+
+
 @pytest.mark.parametrize("options", [{"foreach": False}, {"foreach": True}])
 def test_an_optimizer_that_steps_too_early_is_named(options):
     model = nn.Sequential(linear(), linear())
@@ -224,26 +246,76 @@ def one_rank():
     torch.distributed.destroy_process_group()
 
 
+class ReadyOnce(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.layer, self.last = linear(), linear(), linear()
+
+    def forward(self, x):
+        return self.last(checkpoint(self.layer, self.first(x), use_reentrant=True))  # @ready-once
+
+
+class ReadyOutside(ReadyOnce):
+    def forward(self, x):
+        x = checkpoint(self.layer, self.first(x), use_reentrant=True)
+        return self.last(x * self.layer.weight.sum())  # @ready-outside
+
+
+class ReadyOutsideBefore(ReadyOnce):
+    def forward(self, x):
+        x = self.layer(self.first(x))  # @ready-before
+        return self.last(checkpoint(self.layer, x, use_reentrant=True))
+
+
+class ReadyInLoop(ReadyOnce):
+    def forward(self, x):
+        x = self.first(x)
+        for _ in range(2):
+            x = checkpoint(self.layer, x, use_reentrant=True)  # @ready-loop
+        return self.last(x)
+
+
+class ReadyInTwo(ReadyOnce):
+    def forward(self, x):
+        x = checkpoint(self.layer, self.first(x), use_reentrant=True)  # @ready-two
+        return checkpoint(lambda t: self.last(self.layer(t)), x, use_reentrant=True)
+
+
+OUTSIDE = "is used outside of the checkpointed region too"
+UNUSED = "find_unused_parameters=True"
+TIMES = "It ran 2 times"
+SEVERAL = "share it"
+
+
 @pytest.mark.filterwarnings("ignore")
-def test_a_parameter_that_is_ready_twice_is_explained_by_what_was_seen(one_rank):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = linear()
-
-        def forward(self, x):
-            x = checkpoint(self.layer, x, use_reentrant=True)  # @ready-first
-            return checkpoint(self.layer, x, use_reentrant=True)
-
-    model = nn.parallel.DistributedDataParallel(Model(), find_unused_parameters=True)
+@pytest.mark.parametrize(
+    ("model", "search", "forwards", "mark", "seen"),
+    [
+        (ReadyOnce, True, 1, "ready-once", UNUSED),
+        (ReadyOnce, False, 2, "ready-once", TIMES),
+        (ReadyOutside, False, 1, "ready-outside", OUTSIDE),
+        (ReadyOutside, True, 1, "ready-outside", UNUSED),
+        (ReadyOutsideBefore, False, 1, "ready-before", OUTSIDE),
+        (ReadyInLoop, False, 1, "ready-loop", TIMES),
+        (ReadyInTwo, False, 1, "ready-two", SEVERAL),
+    ],
+)
+def test_a_parameter_that_is_ready_twice_is_explained_by_what_was_seen(
+    one_rank, model, search, forwards, mark, seen
+):
+    wrapped = nn.parallel.DistributedDataParallel(model(), find_unused_parameters=search)
 
     def step():
-        model(torch.ones(2, 3, requires_grad=True)).sum().backward()
+        sum(wrapped(torch.ones(2, 3)).sum() for _ in range(forwards)).backward()
 
     note, _ = note_of(step, match="ready only once")
     assert "use_reentrant=False" in note
-    assert at("ready-first") in note
-    assert "Seen: find_unused_parameters=True" in note
+    evidence = note[note.index("every checkpoint.") :]
+    causes = {cause for cause in (OUTSIDE, UNUSED, TIMES, SEVERAL) if cause in evidence}
+    assert causes == {seen}
+    assert "Seen: a reentrant checkpoint" in evidence
+    if mark != "ready-outside" or not search:
+        assert at(mark) in evidence
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,7 +1,6 @@
 """Which saved tensors the backward of a model would find overwritten, as lines and roles."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -81,25 +80,35 @@ def find_clashes(
     """
     found: dict[SavedAndOverwritten, None] = {}
     for mode in modes:
-        recorder = Recorder()
-        with preserved(model), torch.enable_grad(), suppress(Exception):
+        with preserved(model), torch.enable_grad():
             set_mode(model, mode)
-            seed_everything(0)
-            handed, _ = clone_inputs(call, requires_grad=True)
-            try:
-                with recorder:
-                    output = model(*handed.inputs, **handed.kwargs)
-            except RuntimeError as error:
-                found.update(dict.fromkeys(_refused(recorder, error)))
-                raise
-            roots = [tensor for _, tensor in flatten_tensors(output) if tensor.requires_grad]
-            overwritten = find_overwritten(roots, recorder)
-            found.update(dict.fromkeys(filter(None, map(_plain, overwritten))))
-            del output, roots, overwritten
+            seen = _clashes(model, call, requires_grad=True)
+        if seen is None:  # a forward may take no inputs but leaves
+            with preserved(model), torch.enable_grad():
+                set_mode(model, mode)
+                seen = _clashes(model, call, requires_grad=False)
+        found.update(dict.fromkeys(seen or ()))
     return list(found)
 
 
-def _refused(recorder: Recorder, error: RuntimeError) -> Iterator[SavedAndOverwritten]:
+def _clashes(
+    model: nn.Module, call: CallArguments, *, requires_grad: bool
+) -> list[SavedAndOverwritten] | None:
+    """The clashes of one run; ``None`` if its forward raises for another reason."""
+    seed_everything(0)
+    handed, _ = clone_inputs(call, requires_grad=requires_grad)
+    recorder = Recorder()
+    try:
+        with recorder:
+            output = model(*handed.inputs, **handed.kwargs)
+        roots = [tensor for _, tensor in flatten_tensors(output) if tensor.requires_grad]
+        return list(filter(None, map(_plain, find_overwritten(roots, recorder))))
+    except Exception as error:
+        refused = list(_refused(recorder, error))
+        return refused if refused or "inplace" in str(error) else None
+
+
+def _refused(recorder: Recorder, error: Exception) -> Iterator[SavedAndOverwritten]:
     """The write to one of several views that has ended a forward."""
     failure = recorder.failure
     if failure is None or failure.error is not error or failure.made is None:

@@ -83,7 +83,8 @@ def _reentrant(at: Situation) -> bool:
 
 
 def _outside_models(at: Situation) -> bool:
-    return at.write is not None and at.write.operation.where.module is None
+    """No module's call was running; one that is gone by now may have been."""
+    return at.write is not None and at.write.operation.where.module_ref is None
 
 
 # The first row that applies is the cause.

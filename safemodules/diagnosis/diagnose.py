@@ -61,10 +61,32 @@ def diagnose(
         ('h = torch.sigmoid(x)', 'h += x')
     """
     call = CallArguments(as_arguments(example_inputs), dict(example_kwargs or {}))
+    differentiable = _inputs_need_grad(model, call)
+    found = _diagnosed(model, call, loss_fn, differentiable)
+    if differentiable and found.error is not None and not _is_in_place(found):
+        # a forward may take no inputs but leaves: whether it runs on these themselves
+        plain = _diagnosed(model, call, loss_fn, False)
+        return plain if plain.error is None else found
+    return found
+
+
+def _is_in_place(found: Diagnosis) -> bool:
+    """Whether the forward was ended by an overwrite, so that gradients of the inputs show it."""
+    words = ("inplace", "in-place")
+    return bool(found.clashes) or any(word in (found.error or "") for word in words)
+
+
+def _diagnosed(
+    model: nn.Module,
+    call: CallArguments,
+    loss_fn: Callable[[Any], Tensor] | None,
+    differentiable: bool,
+) -> Diagnosis:
+    """Diagnose with or without gradients of the inputs; parameters are copied only if need be."""
     try:
-        return _run(model, call, loss_fn, copy_parameters=False)
+        return _run(model, call, loss_fn, differentiable, copy_parameters=False)
     except _ParameterWritten:
-        return _run(model, call, loss_fn, copy_parameters=True)
+        return _run(model, call, loss_fn, differentiable, copy_parameters=True)
 
 
 class _ParameterWritten(BaseException):
@@ -75,6 +97,7 @@ def _run(
     model: nn.Module,
     call: CallArguments,
     loss_fn: Callable[[Any], Tensor] | None,
+    differentiable: bool,
     *,
     copy_parameters: bool,
 ) -> Diagnosis:
@@ -84,7 +107,7 @@ def _run(
     roots: list[Tensor] = []
     modes = torch.inference_mode(False), torch.enable_grad()
     with preserved(model, copy_parameters=copy_parameters), modes[0], modes[1]:
-        handed, _ = clone_inputs(call, requires_grad=_inputs_need_grad(model, call))
+        handed, _ = clone_inputs(call, requires_grad=differentiable)
         try:
             with recorder:
                 out = model(*handed.inputs, **handed.kwargs)

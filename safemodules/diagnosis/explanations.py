@@ -1,15 +1,21 @@
 """Errors of a training step that are not about a version, and what causes them, as a table."""
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
 from safemodules.mutation.frames import Where, line_at
-from safemodules.mutation.graph import find_freed
+from safemodules.mutation.graph import find_freed, walk_graph
+from safemodules.mutation.operations import Operation
 from safemodules.mutation.recorder import Recorder
 
 __all__ = ["EXPLANATIONS", "Explanation", "explain_message"]
+
+_PARAMETER = re.compile(r"Parameter at index \d+ with name (\S+) has been marked as ready twice")
 
 
 @dataclass(frozen=True)
@@ -19,15 +25,15 @@ class Explanation:
     Attributes:
         text: part of what torch says.
         meaning: what that means, and what to do.
-        evidence: what the run has shown about it, as sentences.
+        evidence: what the run, and the rest of the text, tell about it, as sentences.
     """
 
     text: str
     meaning: str
-    evidence: Callable[[Recorder], Iterable[str]]
+    evidence: Callable[[Recorder, str], Iterable[str]]
 
 
-def _freed_graph(recorder: Recorder) -> Iterable[str]:
+def _freed_graph(recorder: Recorder, message: str) -> Iterable[str]:
     roots = [root for backward in recorder.raised for root in backward.outputs]
     freed = find_freed(roots, recorder)
     if freed is None:
@@ -43,28 +49,57 @@ def _regions(recorder: Recorder) -> list[Where]:
     return list({where.region: where for where in recorder.regions}.values())
 
 
-def _ready_twice(recorder: Recorder) -> Iterable[str]:
+def _ready_twice(recorder: Recorder, message: str) -> Iterable[str]:
     """Which of the causes of a parameter that is ready twice the run has shown."""
     regions = [where for where in recorder.regions if where.reentrant]
-    roots = {id(where.root): where.root for where in regions}
-    wrapped = [root for root in roots.values() if isinstance(root, DistributedDataParallel)]
+    if not regions:
+        yield "No reentrant checkpoint was seen, so look for two forwards before one backward."
+        return
+    roots = list({id(where.root): where.root for where in regions}.values())
+    wrapped = [root for root in roots if isinstance(root, DistributedDataParallel)]
+    searching = any(root.find_unused_parameters for root in wrapped)
+    if searching:
+        yield "Seen: find_unused_parameters=True on the DistributedDataParallel module."
+    outside, name = None, _named_parameter(message)
     for root in wrapped:
-        if root.find_unused_parameters:
-            yield "Seen: find_unused_parameters=True on the DistributedDataParallel module."
-    for where in {where.region: where for where in regions}.values():
-        assert where.region is not None
-        yield f"Seen: a reentrant checkpoint called at {line_at(where.region)}."
-        times = sum(other.region == where.region for other in regions)
+        parameter = dict(root.module.named_parameters()).get(name)
+        outside = outside or _use_outside(recorder, parameter)
+    if outside is not None:
+        line = outside.where.line
+        yield f"Seen: {name} is used outside of the checkpointed region too, at {line}."
+    calls = Counter(where.region for where in regions)
+    for region, times in calls.items():
+        assert region is not None
+        yield f"Seen: a reentrant checkpoint called at {line_at(region)}."
         if times > 1:
             yield (
                 f"It ran {times} times before this error: a block that runs twice, or two "
                 "forwards before one backward, reports its parameters twice."
             )
-    if not regions:
-        yield "No reentrant checkpoint was seen, so look for two forwards before one backward."
+    if wrapped and name and len(calls) == len(regions) > 1 and not searching and outside is None:
+        yield f"Nothing else uses {name}, so at least two of these regions share it."
 
 
-def _changed_region(recorder: Recorder) -> Iterable[str]:
+def _named_parameter(message: str) -> str:
+    """The parameter that DistributedDataParallel names, empty if it names none."""
+    found = _PARAMETER.search(message)
+    return "" if found is None else found[1].lstrip(".")
+
+
+def _use_outside(recorder: Recorder, parameter: Any) -> Operation | None:
+    """What uses a parameter in the graph that the outermost backward ran.
+
+    What a reentrant region uses is no part of it.
+    """
+    if parameter is None or not recorder.raised:
+        return None
+    for noted in walk_graph(recorder.raised[-1].outputs, recorder):
+        if getattr(noted.node, "variable", None) is parameter:
+            return noted.operation
+    return None
+
+
+def _changed_region(recorder: Recorder, message: str) -> Iterable[str]:
     for where in _regions(recorder)[-3:]:
         assert where.region is not None
         yield f"A checkpointed region that ran: {line_at(where.region)}."
@@ -114,7 +149,7 @@ def explain_message(message: str, recorder: Recorder) -> list[str]:
         'A graph is freed by its first backward. E'
     """
     return [
-        "\n".join([row.meaning, *row.evidence(recorder)])
+        "\n".join([row.meaning, *row.evidence(recorder, message)])
         for row in EXPLANATIONS
         if row.text in message
     ]

@@ -13,6 +13,7 @@ from safemodules.mutation.found import FoundSite
 from safemodules.mutation.fresh_modules import is_sequential
 from safemodules.mutation.internals import has_hooks, user_class_of
 from safemodules.mutation.liveness import kinds
+from safemodules.mutation.liveness.changing import CHANGING_METHODS
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.library import Arguments, Library
 from safemodules.mutation.liveness.unsupported import UnsupportedError
@@ -46,6 +47,8 @@ class Calls(Library):
             arguments = self._arguments(node, frame)
             if site is not None:
                 return self._site_call(site, holder, arguments, frame)
+            if node.func.attr in CHANGING_METHODS:
+                self.note_change(holder)
             if not isinstance(holder, Known) or isinstance(holder.object, Tensor):
                 return self.method(holder, node.func.attr, arguments, frame)
             if not isinstance(holder.object, ModuleType | nn.Module | type):
@@ -251,7 +254,8 @@ class Calls(Library):
             return self.foreign(function, args, kwargs, frame)
         place = self.line
         try:
-            value, frame.world = self.run_function(function, args, kwargs, frame.world, holder)
+            with self.limited():
+                value, frame.world = self.run_function(function, args, kwargs, frame.world, holder)
         except UnsupportedError as reason:
             self.opaque(function, holder, str(reason))
             return self.unknown_call([*args, *kwargs.values()], frame)

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from safemodules.mutation.liveness.changing import is_changeable
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.run import Run
 from safemodules.mutation.liveness.unsupported import UnsupportedError
@@ -99,6 +100,13 @@ class Containers(Run):
             if isinstance(known, dict):
                 return [Known(key) for key in known]
         return None
+
+    def note_change(self, value: Value) -> None:
+        """A container that exists already is changed, see NOTE [ What a branch can rely on ]."""
+        if isinstance(value, Known):
+            known = value.object
+            if is_changeable(known) or isinstance(known, nn.Module):
+                self.changing.note(known)
 
     def container(self, held: frozenset[int], frame: Frame) -> Value:
         """A new list, dict or set."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from safemodules.mutation.finder import has_effects
 from safemodules.mutation.liveness.calls import Calls
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.unsupported import UnsupportedError
@@ -129,7 +130,10 @@ class Displays(Calls):
     def store(self, target: ast.expr, value: Value, frame: Frame) -> None:
         """Bind a target."""
         if isinstance(target, ast.Name):
-            frame.names[target.id] = value
+            if target.id in frame.outer:  # anyone may read it
+                frame.world.put(frozenset({UNKNOWN}), value.storages)
+            else:
+                frame.names[target.id] = value
         elif isinstance(target, ast.Tuple | ast.List):
             self._unpack(target.elts, value, frame)
         elif isinstance(target, ast.Attribute):
@@ -162,6 +166,7 @@ class Displays(Calls):
     def _store_item(self, target: ast.Subscript, value: Value, frame: Frame) -> None:
         site = self.site_at(target, frame)
         holder = self.evaluate(target.value, frame)
+        self.note_change(holder)
         self.read(self.evaluate(target.slice, frame), frame)
         storages = holder.storages
         containers = frame.world.containers(storages)
@@ -180,6 +185,9 @@ class Displays(Calls):
     def augmented(self, node: ast.AugAssign, frame: Frame) -> None:
         """``target op= value``."""
         old = self.evaluate(node.target, frame)  # Python loads the target first
+        self.note_change(old)
+        if isinstance(node.target, ast.Subscript) and not has_effects(node.target):
+            self.note_change(self.evaluate(node.target.value, frame))
         value = self.evaluate(node.value, frame)
         if isinstance(old, Known) and isinstance(old.object, PLAIN):
             result = self.operator([old, value], frame)
@@ -204,6 +212,6 @@ class Displays(Calls):
     def store_plainly(self, target: ast.expr, value: Value, frame: Frame) -> None:
         """Bind the target of an augmented assignment that overwrites no tensor."""
         if isinstance(target, ast.Name):
-            frame.names[target.id] = value
+            self.store(target, value, frame)
         elif value.storages:
             self.store(target, value, frame)

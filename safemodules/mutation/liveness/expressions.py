@@ -3,6 +3,7 @@
 import ast
 import builtins
 import operator
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
@@ -50,6 +51,10 @@ _COMPARISONS: dict[type, Callable[..., Any]] = {
 }
 
 
+_ELSEWHERE = frozenset({STATE, UNKNOWN})  # memory that may be that of a list
+_PLAIN_CONTAINERS = (list, tuple, dict, set, frozenset, OrderedDict)
+
+
 class Expressions(Displays):
     """Evaluates expressions over abstract values."""
 
@@ -60,6 +65,8 @@ class Expressions(Displays):
         if handler is None:
             raise UnsupportedError(f"an expression {type(node).__name__}")
         value: Value = handler(self, node, frame)
+        if isinstance(value, Known) and value.object in self.changing:
+            return Abstract(frozenset({STATE}))  # see NOTE [ What a branch can rely on ]
         return value
 
     def test(self, node: ast.expr, frame: Frame) -> bool | None:
@@ -95,6 +102,8 @@ class Expressions(Displays):
     def _name(self, node: ast.Name, frame: Frame) -> Value:
         if node.id in frame.names:
             return frame.names[node.id]
+        if node.id in self.changing.variables:
+            return Abstract(frozenset({UNKNOWN}))
         function = frame.reached.function
         if node.id in function.__code__.co_freevars:
             index = function.__code__.co_freevars.index(node.id)
@@ -128,11 +137,11 @@ class Expressions(Displays):
             assigned = frame.world.attributes.get((id(holder), name))
             if assigned is not None:
                 return assigned
-            if name in self.assigned and name not in holder._modules:
-                return Abstract(frozenset({STATE}))
             if name in ("training", "inplace"):
                 return VALUE
         found = static_attribute(holder, name)
+        if self.changing.assigns(holder, name, found):
+            return Abstract(frozenset({STATE}))
         if found is _MISSING:
             return Abstract(frozenset({UNKNOWN}))
         if isinstance(found, property):
@@ -153,7 +162,13 @@ class Expressions(Displays):
     def _binary(self, node: ast.BinOp, frame: Frame) -> Value:
         left, right = self.evaluate(node.left, frame), self.evaluate(node.right, frame)
         known = _computed(_BINARY.get(type(node.op)), left, right)
-        return self.operator([left, right], frame) if known is None else known
+        if known is not None:
+            return known
+        value = self.operator([left, right], frame)
+        if _may_be_list(node.op, left, right):
+            elsewhere = (left.storages | right.storages) & _ELSEWHERE
+            return Abstract(value.storages | elsewhere)
+        return value
 
     def operator(self, operands: Sequence[Value], frame: Frame) -> Value:
         """The result of an operator: new memory; or a list, which holds what its parts held."""
@@ -187,11 +202,25 @@ class Expressions(Displays):
                     self.none_ness = is_none == isinstance(node.ops[0], ast.Is)
             return VALUE
         if isinstance(node.ops[0], ast.In | ast.NotIn):
-            return VALUE
+            return self._membership(node.ops[0], operands, frame)
         known = None
         if len(operands) == 2:
             known = _computed(_COMPARISONS.get(type(node.ops[0])), *operands)
         return self.operator(operands, frame) if known is None else known
+
+    def _membership(self, op: ast.cmpop, operands: Sequence[Value], frame: Frame) -> Value:
+        """``value in container``: known of plain values that exist already."""
+        value, held = operands[0], operands[-1]
+        if len(operands) == 2 and isinstance(value, Known) and isinstance(held, Known):
+            if isinstance(value.object, PLAIN) and _is_plain(held.object):
+                try:
+                    return Known((value.object in held.object) == isinstance(op, ast.In))
+                except TypeError:  # it raises when the forward runs, too
+                    return VALUE
+        if not (isinstance(value, Known) and isinstance(value.object, str)):
+            for operand in operands:  # what is in a list is compared one by one
+                self.read(operand, frame)
+        return VALUE
 
     def _bool(self, node: ast.BoolOp, frame: Frame) -> Value:
         value = self.evaluate(node.values[0], frame)
@@ -247,6 +276,23 @@ def _computed(operator: Callable[..., Any] | None, *operands: Value) -> Value | 
         return Known(operator(*objects))
     except Exception:  # it raises when the forward runs, too
         return None
+
+
+def _may_be_list(op: ast.operator, *operands: Value) -> bool:
+    """Whether the result may be a list, which holds what its parts hold."""
+    plain = [o.object for o in operands if isinstance(o, Known) and isinstance(o.object, PLAIN)]
+    if isinstance(op, ast.Add):
+        return not plain and all(not o.storages or o.storages & _ELSEWHERE for o in operands)
+    if not isinstance(op, ast.Mult) or any(not isinstance(number, int) for number in plain):
+        return False
+    return any(not o.storages for o in operands)
+
+
+def _is_plain(container: Any) -> bool:
+    """Whether a container tells at once what is in it, without running code of the user's."""
+    if type(container) in (str, range) or isinstance(container, nn.ModuleDict):
+        return True
+    return type(container) in _PLAIN_CONTAINERS and all(isinstance(e, PLAIN) for e in container)
 
 
 def _is_none(value: Value) -> bool | None:

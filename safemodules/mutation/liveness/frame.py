@@ -19,6 +19,7 @@ class Frame:
         returns: states in which other paths have returned, the value named ``return``.
         breaks: states in which the innermost loop was left.
         continues: states in which its next pass began.
+        outer: names that are assigned outside of the function.
     """
 
     reached: Reached
@@ -28,6 +29,7 @@ class Frame:
     returns: list[State] = field(default_factory=list)
     breaks: list[State] = field(default_factory=list)
     continues: list[State] = field(default_factory=list)
+    outer: frozenset[str] = frozenset()
 
     @property
     def state(self) -> list[State]:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from types import FunctionType
 from typing import Any
 
+from safemodules.mutation.liveness.changing import outer_names
 from safemodules.mutation.liveness.expressions import Expressions
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.unsupported import UnsupportedError
@@ -30,7 +31,7 @@ from safemodules.mutation.liveness.values import (
 from safemodules.mutation.liveness.world import State, World, join, join_all, shape_of
 
 _INERT = (ast.Pass, ast.Import, ast.ImportFrom, ast.Global)
-_ABSTRACT_ROUNDS = 10  # names that a loop may pass along, one to the next
+_ABSTRACT_ROUNDS = 40  # names that a loop may pass along, one to the next
 
 
 class Interpreter(Expressions):
@@ -66,6 +67,8 @@ class Interpreter(Expressions):
         self, node: ast.AST, frame: Frame, names: dict[str, Value]
     ) -> tuple[Value, World]:
         frame.names = names
+        assert frame.reached.source is not None
+        frame.outer = outer_names(frame.reached.source.node)
         if self.depth > 60:
             raise UnsupportedError("calls are nested too deeply")
         self.depth += 1
@@ -169,6 +172,8 @@ class Interpreter(Expressions):
         for target in node.targets:
             if isinstance(target, ast.Name):
                 frame.names.pop(target.id, None)
+            elif isinstance(target, ast.Subscript):
+                self.note_change(self.evaluate(target.value, frame))
 
     def _if(self, node: ast.If, frame: Frame) -> None:
         known = self.test(node.test, frame)
@@ -183,7 +188,7 @@ class Interpreter(Expressions):
         ends: list[State] = []
         for block in blocks:
             frame.names, frame.world, frame.alive = dict(before[0]), before[1].copy(), True
-            self.steps += len(before[1].stale) // 16
+            self.steps += before[1].size // 32
             self.block(block, frame)
             ends += frame.state
         self._resume(ends, frame)

@@ -15,10 +15,11 @@ VIEWS = frozenset(
 )
 # Results that are the first argument itself, a view of it, or a copy.
 PERHAPS_COPIES = frozenset(
-    """alpha_dropout atleast_1d atleast_2d atleast_3d bfloat16 bool contiguous cpu cuda
-    dequantize double dropout dropout1d dropout2d dropout3d einsum feature_alpha_dropout flatten
-    float half int long nan_to_num numpy pad pixel_shuffle pixel_unshuffle ravel requires_grad_
-    reshape reshape_as resolve_conj resolve_neg short to to_dense type type_as""".split()
+    """alpha_dropout as_tensor asarray atleast_1d atleast_2d atleast_3d bfloat16 bool
+    broadcast_tensors byte char contiguous cpu cuda dequantize double dropout dropout1d dropout2d
+    dropout3d einsum feature_alpha_dropout flatten float half int long meshgrid nan_to_num numpy
+    pad pixel_shuffle pixel_unshuffle ravel requires_grad_ reshape reshape_as resolve_conj
+    resolve_neg short to to_dense type type_as""".split()
 )
 # Nothing of a tensor is read but its shape, dtype or place; the result is no tensor.
 SILENT = frozenset(
@@ -40,8 +41,9 @@ FRESH_COMPOSITES = frozenset(
     diff embedding_bag gelu grid_sample group_norm gumbel_softmax hardswish instance_norm
     interpolate kl_div l1_loss layer_norm linear local_response_norm log_softmax logsigmoid
     matmul max max_pool1d max_pool2d max_pool3d mean min mse_loss nll_loss norm normalize
-    one_hot outer relu6 rms_norm scaled_dot_product_attention selu silu smooth_l1_loss softmax
-    softmin softplus std stack tanhshrink tile upsample vander var where""".split()
+    one_hot outer relu6 repeat_interleave rms_norm scaled_dot_product_attention selu silu
+    smooth_l1_loss softmax softmin softplus sort std stack tanhshrink tensor tile topk upsample
+    vander var where""".split()
 )
 # Operators of Python and methods of numbers; their results hold no tensor.
 NUMBERS = frozenset({"item", "tolist", "is_same_size", "equal", "allclose"})

@@ -72,14 +72,16 @@ class Library(Containers):
             return VALUE
         if name == "getattr" and isinstance(args[1], Known):
             return self.attribute_of(args[0], str(args[1].object), frame)
+        if name in ("setattr", "delattr"):  # whichever attribute: see `Changing.assigns`
+            held = args[0].storages or frozenset({STATE, UNKNOWN})
+            frame.world.put(held, union(args[2:]))
+            return VALUE
         if name == "len":
             entries = self.entries_of(args[0])
-            if (
-                entries is None
-                and isinstance(args[0], Known)
-                and hasattr(args[0].object, "__len__")
-            ):
-                return Known(len(args[0].object))
+            if entries is None and isinstance(args[0], Known):
+                known = args[0].object
+                if isinstance(known, str | set | frozenset | nn.ModuleDict | nn.ModuleList):
+                    return Known(len(known))
             return VALUE if entries is None else Known(len(entries))
         if name in kinds.BUILTINS_OF_VALUES:
             if name not in ("len", "isinstance", "id", "type"):
@@ -183,15 +185,15 @@ class Library(Containers):
             if name in ("extend", "update"):
                 inner |= frame.world.contents(inner)
             frame.world.put(held, inner)
-            return (
-                Abstract(inner | frame.world.contents(holder.storages))
-                if name == "setdefault"
-                else VALUE
-            )
+            if name == "setdefault":
+                return Abstract(inner | frame.world.contents(holder.storages))
+            return Abstract(frozenset({UNKNOWN})) if UNKNOWN in held else VALUE
         if isinstance(holder, Named) and name in ("get", "pop") and given:
             key = given[0].object if isinstance(given[0], Known) else None
             return holder.entries.get(str(key), given[1] if len(given) > 1 else Known(None))
-        if name in kinds.CONTAINER_READERS and (containers or isinstance(holder, Items | Named)):
+        if name in kinds.CONTAINER_READERS:  # which no tensor has, or which give views of it
+            if UNKNOWN in holder.storages:  # somebody's object
+                return self.unknown_call([holder, *given], frame)
             return Abstract(frame.world.contents(holder.storages) | holder.storages | union(given))
         if containers and containers == holder.storages and name not in kinds.VIEWS:
             if name in ("add", "discard", "clear", "remove", "sort", "reverse"):

@@ -1,13 +1,15 @@
 """What an abstract run finds: stale reads, sites that ran, and what cannot be looked into."""
 
 import ast
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
 from torch import nn
 
 from safemodules.mutation.found import FoundSite
+from safemodules.mutation.liveness.changing import Changing, is_changeable
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
@@ -25,7 +27,8 @@ from safemodules.mutation.liveness.world import Numbers, World
 from safemodules.mutation.reach import Reach, Reached
 from safemodules.mutation.sites import SiteKind
 
-_STEPS = 60_000
+_STEPS = 80_000
+_SHARE = 3 / 4  # of the steps that are left, for a call; the caller keeps the rest
 Key = int  # of a site in source, or the identity of a module with a flag
 
 
@@ -34,6 +37,7 @@ class Run:
 
     Attributes:
         reach: the functions that the forward reaches.
+        changing: what the forward itself changes.
         flags: identities of modules whose flag is set.
         kept: sites that stay in place.
         readers: load-bearing sites: who reads, and whether that is sure.
@@ -42,8 +46,10 @@ class Run:
         ran: sites that were run.
     """
 
-    def __init__(self, reach: Reach, flags: Collection[int], kept: Collection[Key]) -> None:
-        self.reach = reach
+    def __init__(
+        self, reach: Reach, changing: Changing, flags: Collection[int], kept: Collection[Key]
+    ) -> None:
+        self.reach, self.changing = reach, changing
         self.flags, self.kept = flags, kept
         self.readers: dict[Key, tuple[str, bool]] = {}
         self.unknown: dict[Key, str] = {}
@@ -56,8 +62,8 @@ class Run:
         self.root: FunctionType | None = None  # the forward of the model itself
         self.running: list[nn.Module] = []
         self.depth = self.rounds = self.steps = 0
+        self.limit = _STEPS
         self.line = ""
-        self.assigned = _assigned_attributes(reach)
         self._sites: dict[FunctionType, Mapping[int, FoundSite]] = {}
 
     # -- what the classes built on this one do -------------------------------------------
@@ -111,8 +117,18 @@ class Run:
     def tick(self) -> None:
         """Count a step; a run that takes too long is given up."""
         self.steps += 1
-        if self.steps > _STEPS:
-            raise UnsupportedError("the forward is too long")
+        if self.steps > self.limit:
+            raise UnsupportedError("it is too long")
+
+    @contextmanager
+    def limited(self) -> Iterator[None]:
+        """A call that takes too long is given up, and what follows it is not."""
+        before = self.limit
+        self.limit = self.steps + int((before - self.steps) * _SHARE)
+        try:
+            yield
+        finally:
+            self.limit = before
 
     def new(self) -> int:
         """New memory."""
@@ -168,6 +184,8 @@ class Run:
         if site is None or site.obstacle is not None:
             self.read(Abstract(tensors), frame)
             return None
+        if not tensors:
+            self.unknown.setdefault(site.key, f"what it overwrites at {self.line} is not known")
         keys = [site.key]
         if site.kind is SiteKind.FUNCTION_FLAG and not isinstance(site.target, ast.Constant):
             keys += [id(m) for m in self.running[-1:] if id(m) in self.flags]
@@ -235,7 +253,9 @@ class Run:
             self.opaque_module(value, "it is handed to code that is not looked into")
         elif isinstance(value, FunctionType):
             self.opaque(value, None, "it is handed to code that is not looked into")
-        elif isinstance(value, list | tuple | dict) and depth < 3:
+        if is_changeable(value):
+            self.changing.note(value)
+        if isinstance(value, list | tuple | dict) and depth < 3:
             for entry in value.values() if isinstance(value, dict) else value:
                 self._opaque_object(entry, depth + 1)
 
@@ -244,19 +264,10 @@ class Run:
         self.opaque_functions.setdefault(function, reason)
         if isinstance(holder, nn.Module):
             self.opaque_module(holder, reason)
+        elif holder is not None:
+            self.changing.note(holder)
 
     def opaque_module(self, module: nn.Module, reason: str) -> None:
         """Nothing is known of what a module and its children do."""
         for inner in module.modules():
             self.opaque_modules.setdefault(id(inner), reason)
-
-
-def _assigned_attributes(reach: Reach) -> frozenset[str]:
-    """Names of attributes that the forward assigns somewhere."""
-    return frozenset(
-        node.attr
-        for reached in reach.all()
-        if reached.source is not None
-        for node in ast.walk(reached.source.node)
-        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
-    )

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from safemodules.mutation.internals import user_class_of
+from safemodules.mutation.liveness.changing import Changing
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.interpreter import Interpreter
 from safemodules.mutation.liveness.run import Key
@@ -64,8 +65,12 @@ def find_verdicts(
     modules = {id(module): module for module in flags}
     sites = {s.key for run in reach.all() for s in run.findings.sites if s.obstacle is None}
     verdicts: dict[Key, SiteVerdict] = {}
+    changing = Changing(reach)
     for _ in range(_RUNS):
-        run = _run(model, reach, modules.keys(), verdicts.keys())
+        relied = len(changing.objects)
+        run = _run(model, reach, changing, modules.keys(), verdicts.keys())
+        if len(changing.objects) > relied:
+            continue
         found = _not_neutral(run, reach, [*sites, *modules])
         news = {key: verdict for key, verdict in found.items() if key not in verdicts}
         verdicts.update(news)
@@ -81,10 +86,14 @@ def find_verdicts(
 
 
 def _run(
-    model: nn.Module, reach: Reach, flags: Collection[int], kept: Collection[Key]
+    model: nn.Module,
+    reach: Reach,
+    changing: Changing,
+    flags: Collection[int],
+    kept: Collection[Key],
 ) -> Interpreter:
     """One abstract run of the whole forward, with some sites left in place."""
-    run = Interpreter(reach, flags, kept)
+    run = Interpreter(reach, changing, flags, kept)
     forward: Any = getattr(user_class_of(type(model)), "forward", None)
     inputs = run.numbers.new()
     given: Value = Abstract(frozenset({inputs}))

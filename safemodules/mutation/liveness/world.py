@@ -9,6 +9,11 @@ NOTE [ Perhaps the same ]: dropout returns its input in eval mode; a branch may 
 tensor as it was. Such a result gets a storage of its own with a *link* to the other one. A
 read of it is a read of the other one, unless that is stale by the very sites of the path
 that was not taken.
+
+NOTE [ Tensors without identity ]: what code that is not looked into may hold needs no
+identity: a site that overwrites it is unknown, and one that has overwritten it before counts
+as read. So where a name may stand for many tensors, all of these are one, `UNKNOWN`; and where
+it still stands for too many, they are given away, as if such code were handed them.
 """
 
 import functools
@@ -16,7 +21,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
     FIRST_NEW,
     NOTHING,
@@ -51,6 +55,11 @@ class World:
     links: dict[int, tuple[tuple[int, Marks], ...]] = field(default_factory=dict)
     attributes: dict[tuple[int, str], Value] = field(default_factory=dict)
     filled: set[int] = field(default_factory=set)
+
+    @property
+    def size(self) -> int:
+        """How much a copy has to copy."""
+        return len(self.heap) + len(self.stale) + len(self.links)
 
     def copy(self) -> "World":
         """The same, for another path."""
@@ -156,8 +165,6 @@ def join(first: State, second: State, numbers: Numbers) -> State:
     env = {**other_names, **names}
     for name in names.keys() & other_names.keys():
         env[name] = merged(names[name], other_names[name])
-    if any(len(value.storages) > _MOST for value in env.values()):
-        raise UnsupportedError("a name may stand for too many tensors")
     result = World(
         _merge(world.heap, other.heap),
         _merge(world.stale, other.stale),
@@ -172,7 +179,28 @@ def join(first: State, second: State, numbers: Numbers) -> State:
         result.attributes[key] = merged(base, value)
     for key in world.attributes.keys() - other.attributes.keys():
         result.attributes[key] = merged(world.attributes[key], Abstract(frozenset({STATE})))
+    for name, value in env.items():
+        if len(value.storages) > _MOST:
+            env[name] = _crowded(value, result)
     return env, result
+
+
+def _crowded(value: Value, world: World) -> Value:
+    """A value that may be too many tensors, see NOTE [ Tensors without identity ]."""
+    elsewhere = world.held_by(frozenset({UNKNOWN}))
+    if len(value.storages - elsewhere) >= _MOST:
+        world.put(frozenset({UNKNOWN}), value.storages - {UNKNOWN})
+        elsewhere |= value.storages
+    return _without(value, elsewhere)
+
+
+def _without(value: Value, elsewhere: Storages) -> Value:
+    """A value with one name for all that code which is not looked into may hold."""
+    if value.storages.isdisjoint(elsewhere):
+        return value
+    if isinstance(value, Items):
+        return Items(tuple(_without(entry, elsewhere) for entry in value.entries))
+    return Abstract((value.storages - elsewhere) | {UNKNOWN})
 
 
 def shape_of(names: dict[str, Value], world: World, first: int) -> Any:

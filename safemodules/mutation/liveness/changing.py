@@ -1,0 +1,92 @@
+"""What a forward itself changes: it need not be, in the next call, what it is now.
+
+NOTE [ What a branch can rely on ]: the attributes of modules, and what they hold, are taken as
+they are. That holds for what nobody changes while the forward runs. Names that some function on
+the forward path assigns are read off its source; lists, dicts and the like are noted when a run
+changes one, and the run is repeated without relying on it.
+"""
+
+import ast
+from collections.abc import Iterator, MutableMapping, MutableSequence, MutableSet
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from safemodules.mutation.reach import Reach
+
+_SETTERS = frozenset({"setattr", "delattr", "__setattr__", "__delattr__"})
+_NAMESPACES = frozenset({"vars", "globals"})  # through which anything may be assigned
+# Methods by which a container that exists already changes.
+CHANGING_METHODS = frozenset(
+    """add add_module append appendleft clear discard extend extendleft insert move_to_end pop
+    popitem popleft register_module remove reverse rotate setdefault sort update""".split()
+)
+# What nobody assigns on the way, though something else of that name is assigned.
+_FIXED = (ModuleType, property, staticmethod, classmethod)
+
+
+class Changing:
+    """What may be another thing in the next call.
+
+    Attributes:
+        variables: names that some function assigns outside of itself: global and nonlocal ones.
+        objects: existing containers and objects that a run has changed, by identity.
+    """
+
+    def __init__(self, reach: Reach) -> None:
+        self.objects: dict[int, Any] = {}
+        self.variables: set[str] = set()
+        self._attributes: set[str] = set()
+        self._everything = False
+        for node in _nodes(reach):
+            if isinstance(node, ast.Global | ast.Nonlocal):
+                self.variables.update(node.names)
+            elif isinstance(node, ast.Attribute):
+                self._everything |= node.attr == "__dict__"
+                if not isinstance(node.ctx, ast.Load):
+                    self._attributes.add(node.attr)
+            elif isinstance(node, ast.Call):
+                self._call(node)
+
+    def _call(self, node: ast.Call) -> None:
+        name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+        if name in _SETTERS:
+            texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
+            names = [text for text in texts if isinstance(text, str)]
+            self._attributes.update(names)
+            self._everything |= not names
+        self._everything |= name in _NAMESPACES
+
+    def assigns(self, holder: Any, name: str, value: Any) -> bool:
+        """Whether an attribute of an object, now of some value, may get another one."""
+        named = name in self._attributes
+        if named and isinstance(holder, nn.Module):
+            return name not in holder._modules
+        if isinstance(holder, ModuleType) and not named:
+            return False
+        return (named or self._everything) and not isinstance(value, _FIXED) and not callable(value)
+
+    def __contains__(self, value: Any) -> bool:
+        return id(value) in self.objects
+
+    def note(self, value: Any) -> None:
+        """An object that exists already is changed."""
+        self.objects[id(value)] = value
+
+
+def is_changeable(value: Any) -> bool:
+    """Whether a container can be changed by whoever is given it."""
+    return isinstance(value, MutableMapping | MutableSequence | MutableSet)
+
+
+def outer_names(node: ast.AST) -> frozenset[str]:
+    """Names that a function, or one inside it, assigns outside of itself."""
+    found = (n.names for n in ast.walk(node) if isinstance(n, ast.Global | ast.Nonlocal))
+    return frozenset(name for names in found for name in names)
+
+
+def _nodes(reach: Reach) -> Iterator[ast.AST]:
+    for reached in reach.all():
+        if reached.source is not None:
+            yield from ast.walk(reached.source.node)
