@@ -164,11 +164,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", action="store_true", help="print the drawn findings' code")
     options = parser.parse_args(argv)
     if options.recorded is not None and options.recorded.exists():
-        measured = pickle.loads(options.recorded.read_bytes())
+        measured = [Measured(*m) for m in pickle.loads(options.recorded.read_bytes())]
     else:
         measured = [measure(library, options.jobs) for library in LIBRARIES]
         if options.recorded is not None:
-            options.recorded.write_bytes(pickle.dumps(measured))
+            options.recorded.write_bytes(pickle.dumps([tuple(vars(m).values()) for m in measured]))
     drawn = draw(measured)
     judged = json.loads(JUDGED.read_text()) if JUDGED.exists() else {}
     if options.show:
