@@ -201,3 +201,40 @@ def test_tensors_are_added_to_tensors():
     sums = [torch.ones(2), torch.zeros(())]
     graph_internals.add_all_(sums, [torch.ones(2), torch.ones(())])
     assert [t.tolist() for t in sums] == [[2.0, 2.0], 1.0]
+
+
+def test_a_thread_in_the_engine_is_in_the_frame_of_one_function():
+    import sys
+
+    found = []
+
+    class Look(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            frame = sys._getframe()
+            while frame is not None:
+                found.append(frame.f_code)
+                frame = frame.f_back
+            return grad
+
+    for run in (lambda y, x: y.backward(), lambda y, x: torch.autograd.grad(y, x)):
+        found.clear()
+        x = torch.ones((), requires_grad=True)
+        run(Look.apply(x), x)
+        assert internals.code_that_runs_the_engine() in found
+
+
+@pytest.mark.parametrize(("backend", "expected"), [("eager", False), ("aot_eager", True)])
+def test_the_compiler_is_known_while_it_is_traced_for(backend, expected):
+    ask = torch.compiler.assume_constant_result(internals.compiles_ahead)
+
+    @torch.compile(backend=backend)
+    def run(x):
+        return x + 1 if ask() else x - 1
+
+    torch._dynamo.reset()
+    assert int(run(torch.zeros((), dtype=torch.long))) == (1 if expected else -1)

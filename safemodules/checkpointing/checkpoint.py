@@ -3,14 +3,17 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from safemodules.checkpointing.policies import Contexts
-from safemodules.checkpointing.region import Region, describe, sentinels
+from safemodules.checkpointing.compiling import writes_nothing
+from safemodules.checkpointing.exclusion import is_contended
+from safemodules.checkpointing.policies import Contexts, policy_contexts
+from safemodules.checkpointing.region import Region, describe, entered
 from safemodules.errors import RegionError
 from safemodules.mutation.internals import is_traced
 
@@ -106,22 +109,39 @@ def _run(
     streams: Sequence[str],
 ) -> Any:
     if torch.compiler.is_compiling():
+        if streams or torch.compiler.is_exporting() or not torch.is_grad_enabled():
+            return fn(*args, **kwargs)
+        if not writes_nothing(fn, args, kwargs):
+            return fn(*args, **kwargs)
+        if policy is None:
+            return torch_checkpoint(fn, *args, use_reentrant=False, **kwargs)
+        contexts = functools.partial(policy_contexts, policy)
+        return torch_checkpoint(fn, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+    if is_traced() or _is_symbolic(args, kwargs):
         return fn(*args, **kwargs)
-    if not torch.is_grad_enabled() or is_traced() or _is_symbolic(args, kwargs):
-        return fn(*args, **kwargs)
+    others = is_contended()
+    if not torch.is_grad_enabled():
+        with entered(fn, args, kwargs) if others else nullcontext():
+            return fn(*args, **kwargs)
     _refuse_lazy_producer(fn)
-    region = Region(fn, args, kwargs, policy, streams)
-    if region.snapshot.is_lazy:  # its first run makes the parameters, which nothing can repeat
-        return fn(*args, **kwargs)
-    out = torch_checkpoint(
-        region,
-        *sentinels(region.snapshot.devices),
-        use_reentrant=False,
-        context_fn=region.contexts,
-        early_stop=region.snapshot.may_stop_early,
-        respect_saved_tensors_hooks=False,  # it would take our own for the user's
-    )
-    region.settle()
+
+    def make() -> Region:
+        return Region(fn, args, kwargs, policy, streams)
+
+    with entered(fn, args, kwargs, make) as region:
+        if region.snapshot.is_lazy:  # its first run makes the parameters, which nothing can repeat
+            return fn(*args, **kwargs)
+        region.begin()
+        out = torch_checkpoint(
+            region,
+            *region.sentinels,
+            use_reentrant=False,
+            preserve_rng_state=False,  # a region repeats them itself
+            context_fn=region.contexts,
+            early_stop=region.snapshot.may_stop_early,
+            respect_saved_tensors_hooks=False,  # it would take our own for the user's
+        )
+        region.settle(others)
     _refuse_iterators(fn, out)
     return out
 

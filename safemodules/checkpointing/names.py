@@ -8,10 +8,20 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
-__all__ = ["Facts", "facts", "functions_of_class", "global_names", "is_foreign"]
+__all__ = [
+    "Facts",
+    "codes",
+    "facts",
+    "functions_of_class",
+    "global_names",
+    "is_foreign",
+    "is_wrapper",
+]
 
 # Code of these reads nothing that a region changes, but for what it is given.
-_FOREIGN: Final = frozenset({*sys.stdlib_module_names, "torch", "numpy"}) - {"__main__"}
+_FOREIGN: Final = frozenset(
+    {*sys.stdlib_module_names, "torch", "numpy", "safemodules"} - {"__main__"}
+)
 # Globals that nobody rebinds in a forward.
 _CONSTANT: Final = (type, types.ModuleType, types.BuiltinFunctionType)
 
@@ -22,15 +32,21 @@ _functions: "WeakKeyDictionary[type, tuple[types.FunctionType, ...]]" = WeakKeyD
 
 
 def is_foreign(module: Any) -> bool:
-    """Whether a module's name is that of torch, NumPy or the standard library."""
+    """Whether a module's name is that of torch, NumPy, the standard library, or one of ours."""
     return isinstance(module, str) and module.partition(".")[0] in _FOREIGN
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def is_wrapper(function: types.FunctionType) -> bool:
+    """Whether a function of ours stands for one of the user's, which its closure holds."""
+    return function.__closure__ is not None and function.__module__.startswith("safemodules.")
+
+
+def codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Code, and that of the functions inside of it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
+            yield from codes(constant)
 
 
 class Facts(NamedTuple):
@@ -55,7 +71,7 @@ def facts(code: types.CodeType) -> Facts:
         >>> facts((lambda x: x.relu_()).__code__).may_overwrite
         True
     """
-    inner = tuple(_codes(code))
+    inner = tuple(codes(code))
     names = frozenset(name for part in inner for name in part.co_names)
     return Facts(names, any(map(_may_overwrite, inner)))
 

@@ -10,13 +10,14 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import CellType, FunctionType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
 __all__ = [
     "MISSING",
     "ArrayPlace",
+    "AttributesPlace",
     "CellPlace",
     "DefaultsPlace",
     "DictPlace",
@@ -45,7 +46,19 @@ MISSING = _Missing()
 
 
 class Place(Protocol):
-    """Somewhere that content can be read and put."""
+    """Somewhere that content can be read and put.
+
+    Attributes:
+        keys: tell one place from another.
+        is_fixed: a region that finds its content there as it was is taken not to write it:
+            what code shares with every other user of it is hardly ever rebound.
+    """
+
+    is_fixed: ClassVar[bool]
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """The identities of what has the content."""
 
     def now(self) -> Any:
         """The content, in a form that later changes leave alone."""
@@ -76,6 +89,13 @@ class DictPlace:
 
     mapping: dict[Any, Any]
 
+    is_fixed: ClassVar[bool] = False
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """What tells it from other places."""
+        return (id(self.mapping),)
+
     def now(self) -> dict[Any, Any]:
         """The entries."""
         return entries_of(self.mapping)
@@ -99,6 +119,13 @@ class DictPlace:
             base.__setitem__(mapping, key, value)
 
 
+class AttributesPlace(DictPlace):
+    """The attributes of a function."""
+
+    __slots__ = ()
+    is_fixed: ClassVar[bool] = True
+
+
 @dataclass(eq=False, slots=True)
 class EmptyPlace:
     """Dicts that are empty, as most registries of hooks are.
@@ -108,6 +135,13 @@ class EmptyPlace:
     """
 
     mappings: list[dict[Any, Any]]
+
+    is_fixed: ClassVar[bool] = False
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """What tells them from other places."""
+        return tuple(map(id, self.mappings))
 
     def now(self) -> list[dict[Any, Any]]:
         """The entries of each, or nothing if all are empty."""
@@ -125,18 +159,25 @@ class EntryPlace:
     """One entry of a dict: a global variable."""
 
     mapping: dict[str, Any]
-    key: str
+    name: str
+
+    is_fixed: ClassVar[bool] = True
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """What tells it from other places."""
+        return ((id(self.mapping), self.name),)
 
     def now(self) -> Any:
         """The value, or :data:`MISSING`."""
-        return self.mapping.get(self.key, MISSING)
+        return self.mapping.get(self.name, MISSING)
 
     def put(self, content: Any) -> None:
         """Bind the name."""
         if content is MISSING:
-            self.mapping.pop(self.key, None)
-        elif self.mapping.get(self.key, MISSING) is not content:
-            self.mapping[self.key] = content
+            self.mapping.pop(self.name, None)
+        elif self.mapping.get(self.name, MISSING) is not content:
+            self.mapping[self.name] = content
 
 
 @dataclass(eq=False, slots=True)
@@ -145,6 +186,13 @@ class SlotsPlace:
 
     obj: object
     names: tuple[str, ...]
+
+    is_fixed: ClassVar[bool] = False
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """What tells it from other places."""
+        return ((id(self.obj), "slots"),)
 
     def now(self) -> dict[str, Any]:
         """The slots that are filled."""
@@ -165,6 +213,13 @@ class ListPlace:
     """The items of a list or a deque."""
 
     items: "list[Any] | deque[Any]"
+
+    is_fixed: ClassVar[bool] = False
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """What tells it from other places."""
+        return (id(self.items),)
 
     def now(self) -> list[Any]:
         """The items."""
@@ -188,6 +243,13 @@ class SetPlace:
 
     members: set[Any]
 
+    is_fixed: ClassVar[bool] = False
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """What tells it from other places."""
+        return (id(self.members),)
+
     def now(self) -> frozenset[Any]:
         """The members."""
         return frozenset(self.members)
@@ -204,6 +266,13 @@ class CellPlace:
     """The cell of a closure."""
 
     cell: CellType
+
+    is_fixed: ClassVar[bool] = True
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """What tells it from other places."""
+        return (id(self.cell),)
 
     def now(self) -> Any:
         """The content, or :data:`MISSING`."""
@@ -234,6 +303,13 @@ class DefaultsPlace:
     function: FunctionType
     name: str
 
+    is_fixed: ClassVar[bool] = True
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """What tells it from other places."""
+        return ((id(self.function), self.name),)
+
     def now(self) -> Any:
         """The defaults."""
         return getattr(self.function, self.name)
@@ -249,6 +325,13 @@ class GeneratorPlace:
     """The state of a random number generator that somebody holds."""
 
     generator: Any
+
+    is_fixed: ClassVar[bool] = False
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """What tells it from other places."""
+        return (id(self.generator),)
 
     def now(self) -> Any:
         """The state."""
@@ -277,6 +360,13 @@ class ArrayPlace:
     """The elements of a NumPy array."""
 
     array: Any
+
+    is_fixed: ClassVar[bool] = False
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """What tells it from other places."""
+        return (id(self.array),)
 
     def now(self) -> Any:
         """A copy of the elements."""

@@ -5,17 +5,24 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from safemodules.checkpointing.exclusion import staying
 from safemodules.checkpointing.hooks import versions_watched
+from safemodules.checkpointing.places import Place
 from safemodules.checkpointing.policies import policy_contexts
 from safemodules.checkpointing.recomputing import recomputation
 from safemodules.checkpointing.snapshot import Snapshot
-from safemodules.checkpointing.streams import Streams
+from safemodules.checkpointing.streams import Streams, TorchStreams
+from safemodules.checkpointing.survey import Survey
 
-__all__ = ["Region", "describe"]
+__all__ = ["Region", "describe", "entered"]
+
+# Per function or module: whether its last run drew from torch's streams of random numbers.
+_draws: "WeakKeyDictionary[Any, bool]" = WeakKeyDictionary()
 
 
 def _code(function: Any) -> types.CodeType | None:
@@ -44,6 +51,19 @@ def describe(function: Any) -> str:
     return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
 
 
+class Description:
+    """Describes a function when it is asked to."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __str__(self) -> str:
+        """The function with its line."""
+        return describe(self._function)
+
+
 class Region:
     """A function, what it may read, and the two contexts that it runs under.
 
@@ -63,10 +83,14 @@ class Region:
         policy: Any,
         streams: Sequence[str],
     ) -> None:
-        self.snapshot = Snapshot(_key_of(function), function, args, kwargs)
+        key = _key_of(function)
+        self.snapshot = Snapshot(key, function, args, kwargs)
         self._forward: tuple[Any, Any, Any] | None = (function, args, kwargs)
         self._function = function
-        self._streams = Streams.capture(streams)
+        self._key = key
+        self.sentinels = _sentinels(self.snapshot.devices)
+        self._names_of_streams = streams
+        self._draws = True
         self._policy = (None, None) if policy is None else policy_contexts(policy)
         # Per thread: what the recomputation that has begun there shall call.
         self._again: dict[int, tuple[Any, Any, Any]] = {}
@@ -90,17 +114,36 @@ class Region:
         """What ``torch.utils.checkpoint.checkpoint`` takes as its ``context_fn``."""
         return self._policy[0] or nullcontext(), _Repeated(self._recomputing)
 
-    def settle(self) -> None:
-        """Let go of what only the forward needs."""
+    @property
+    def places(self) -> Sequence[Place]:
+        """Every place that it may read."""
+        return self.snapshot.places
+
+    def begin(self) -> None:
+        """Take the states of the streams of random numbers, when no other region draws."""
+        self._torch_streams = TorchStreams(self.sentinels)
+        self._streams = Streams.capture(self._names_of_streams)
+
+    def settle(self, is_contended: bool) -> None:
+        """Let go of what only the forward needs.
+
+        Args:
+            is_contended: other threads run regions too.
+        """
         self._forward = None
         self.snapshot.settle()
+        if is_contended:
+            self._draws = _draws.get(self._key, True) and self._torch_streams.has_moved()
+            _draws[self._key] = self._draws
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
         thread = threading.get_ident()
         with ExitStack() as stack:
-            restored = self.snapshot.restored(self)
+            restored = self.snapshot.restored(self, self._draws)
             self._again[thread] = stack.enter_context(restored)
+            if self._draws:
+                stack.enter_context(self._torch_streams.repeated())
             stack.enter_context(self._streams.repeated())
             stack.enter_context(recomputation())
             if self._policy[1] is not None:
@@ -137,8 +180,30 @@ class _Repeated(AbstractContextManager[None]):
         return context.__exit__(*exception)
 
 
-def sentinels(devices: set[torch.device]) -> list[Tensor]:
-    """Empty tensors that tell torch's checkpoint whose random numbers to repeat."""
+def _sentinels(devices: set[torch.device]) -> list[Tensor]:
+    """Empty tensors that tell which accelerators' random numbers and autocast to repeat."""
     return [
         torch.empty(0, device=device) for device in devices if device.type not in ("cpu", "meta")
     ]
+
+
+def entered(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    make: "Callable[[], Region] | None" = None,
+) -> staying:
+    """Be in the first run of a function, out of the way of other threads' recomputations.
+
+    Args:
+        function: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        make: makes the region, if the function shall be computed again.
+    """
+
+    def survey() -> Survey:
+        return Survey(function, args, kwargs)
+
+    draws = _draws.get(_key_of(function), True)
+    return staying(Description(function), draws, survey, make or survey)

@@ -7,15 +7,17 @@ before it. So nothing that it writes to them is left, and whatever else refers t
 parents, other closures) meets the same objects.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
+from safemodules.checkpointing.exclusion import Stay, staying_alone
 from safemodules.checkpointing.held import Copied, Held, Saved, copies_of
 from safemodules.checkpointing.packing import Path, unpack
+from safemodules.checkpointing.places import Place
 from safemodules.checkpointing.walk import Walk
 
 __all__ = ["Snapshot"]
@@ -87,24 +89,44 @@ class Snapshot:
                     held.adopt(self._provisional[held])
         self._provisional = {}
 
+    @property
+    def places(self) -> Sequence[Place]:
+        """Every place that the call may read."""
+        return self._places
+
+    def _changed(self, before: list[Any] | None) -> list[bool]:
+        """For each place, whether its content has to be exchanged."""
+        found = [place.now() for place in self._places] if before is None else before
+        pairs = zip(found, self._contents, strict=True)
+        return [packed or not _is_same(now, content) for now, (content, packed) in pairs]
+
     @contextmanager
-    def restored(self, region: object) -> Iterator[tuple[Any, list[Any], dict[str, Any]]]:
+    def restored(
+        self, region: object, draws: bool
+    ) -> Iterator[tuple[Any, list[Any], dict[str, Any]]]:
         """Everything as it was; yields the function and its arguments.
 
         Args:
             region: the region; ``str`` of it is for messages.
+            draws: whether it draws from torch's streams of random numbers.
+
+        Raises:
+            CheckpointError: another thread keeps on using what is to be exchanged.
         """
         tensors = self._tensors(region)
-        before = [place.now() for place in self._places]
-        try:
-            for place, (content, packed) in zip(self._places, self._contents, strict=True):
-                place.put(_tighten(content, tensors) if packed else content)
-            args = [unpack(value, tensors) for value in self._args]
-            kwargs = {name: unpack(value, tensors) for name, value in self._kwargs.items()}
-            yield unpack(self._function, tensors), args, kwargs
-        finally:
-            for place, content in zip(self._places, before, strict=True):
-                place.put(content)
+        stay = Stay(region, self._places, self._changed, draws)
+        with staying_alone(stay):
+            before = [place.now() for place in self._places]
+            stay.note(before)
+            try:
+                for place, (content, packed) in zip(self._places, self._contents, strict=True):
+                    place.put(_tighten(content, tensors) if packed else content)
+                args = [unpack(value, tensors) for value in self._args]
+                kwargs = {name: unpack(value, tensors) for name, value in self._kwargs.items()}
+                yield unpack(self._function, tensors), args, kwargs
+            finally:
+                for place, content in zip(self._places, before, strict=True):
+                    place.put(content)
 
     def _tensors(self, region: object) -> dict[Held, Tensor]:
         copied = [(held, held.copy) for held in self._held if held.copy is not None]
@@ -114,6 +136,12 @@ class Snapshot:
         for (held, _), copy in zip(copied, fresh, strict=True):
             tensors[held] = held.dress(copy)
         return tensors
+
+
+def _is_same(now: Any, content: Any) -> bool:
+    if isinstance(now, dict) and isinstance(content, dict):
+        return now.keys() == content.keys() and all(content[k] is now[k] for k in now)
+    return now is content
 
 
 def _tighten(content: Any, tensors: dict[Held, Tensor]) -> Any:

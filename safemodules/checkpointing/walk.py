@@ -18,10 +18,17 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from safemodules.checkpointing.held import Copied, Held, Kept, Saved, is_parameter
-from safemodules.checkpointing.names import facts, functions_of_class, global_names, is_foreign
+from safemodules.checkpointing.names import (
+    facts,
+    functions_of_class,
+    global_names,
+    is_foreign,
+    is_wrapper,
+)
 from safemodules.checkpointing.packing import Consumed, Packed, Path
 from safemodules.checkpointing.places import (
     ArrayPlace,
+    AttributesPlace,
     CellPlace,
     DefaultsPlace,
     DictPlace,
@@ -257,7 +264,7 @@ class Walk:
     def visit_function(self, function: types.FunctionType, path: Path) -> Any:
         """Note the closure, the defaults and the global variables of a function."""
         self._met[id(function)] = function, function
-        if is_foreign(function.__module__):
+        if is_foreign(function.__module__) and not is_wrapper(function):
             return function
         code = facts(function.__code__)
         if not SAVES_TOO_EARLY.isdisjoint(code.names):
@@ -274,7 +281,8 @@ class Walk:
             if defaults:
                 self._note_value(DefaultsPlace(function, name), defaults, path)
         if function.__dict__:
-            self.visit_mapping(function.__dict__, path)
+            place = AttributesPlace(function.__dict__)
+            self._note(place, *self._pack_entries(function.__dict__, path, ".{}"))
         return function
 
     def _variable(self, place: "CellPlace | EntryPlace", key: Any, name: str) -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import zip_longest
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -261,6 +261,22 @@ def engine_wrapped(run: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         torch.autograd._engine_run_backward = engine  # type: ignore[attr-defined]
+
+
+def code_that_runs_the_engine() -> CodeType:
+    """Code of the function in whose frame a thread waits for a backward to be done."""
+    code: CodeType = torch.autograd.graph._engine_run_backward.__code__
+    return code
+
+
+def compiles_ahead() -> bool:
+    """Whether what Dynamo traces now goes through AOTAutograd, which traces the backward too."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    compiler = InstructionTranslator.current_tx().output.compiler_fn
+    name = str(getattr(compiler, "_compiler_name", ""))
+    inner = getattr(compiler, "compiler_fn", None)
+    return name == "inductor" or name.startswith("aot_") or type(inner).__name__ == "AotAutograd"
 
 
 class CompiledCalls:

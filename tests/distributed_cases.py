@@ -1,0 +1,188 @@
+"""What each of two processes does, for ``test_distributed.py``."""
+
+import copy
+import functools
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+import safemodules as sm
+
+reentrant = functools.partial(torch_checkpoint, use_reentrant=True)
+RUNS = {"reentrant": reentrant, "exact": sm.checkpoint}
+MARKED = "Expected to mark a variable ready only once"
+
+
+def plain(fn, *args, **kwargs):
+    return fn(*args, **kwargs)
+
+
+class Net(nn.Module):
+    """A region; with shared parameters, the same block runs in a second one."""
+
+    def __init__(self, run, shared, norm=False):
+        super().__init__()
+        torch.manual_seed(0)
+        middle = [nn.BatchNorm1d(8)] if norm else []
+        self.first = nn.Linear(4, 8)
+        self.block = nn.Sequential(nn.Linear(8, 8), *middle, nn.Tanh(), nn.Linear(8, 8))
+        self.last = nn.Linear(8, 2)
+        self.run, self.shared = run, shared
+
+    def forward(self, x):
+        x = self.run(self.block, self.first(x))
+        if self.shared:
+            x = self.run(self.block, x)
+        return self.last(x)
+
+
+def inputs(rank, number):
+    generator = torch.Generator().manual_seed(10 * number + rank)
+    return torch.randn(6, 4, generator=generator)
+
+
+def loss_of(net, batches):
+    return sum(net(x).square().mean() for x in batches)
+
+
+def gradients_of_one_process(shared, forwards):
+    """The mean over both ranks' data, as DDP reduces it."""
+    found = None
+    for rank in range(2):
+        net = Net(plain, shared)
+        loss_of(net, [inputs(rank, number) for number in range(forwards)]).backward()
+        grads = [p.grad / 2 for p in net.parameters()]
+        found = grads if found is None else [a + b for a, b in zip(found, grads, strict=True)]
+    return found
+
+
+def one_combination(rank, run, find_unused, forwards, shared, static):
+    """``None`` if the gradients are those of one process, else what went wrong."""
+    net = DistributedDataParallel(
+        Net(RUNS[run], shared), find_unused_parameters=find_unused, static_graph=static
+    )
+    try:
+        for step in range(2):
+            net.zero_grad()
+            loss_of(net, [inputs(rank, number) for number in range(forwards)]).backward()
+    except RuntimeError as error:
+        return "marked twice" if MARKED in str(error) else f"{type(error).__name__}: {error}"
+    expected = gradients_of_one_process(shared, forwards)
+    for (name, parameter), truth in zip(net.named_parameters(), expected, strict=True):
+        # the sum over ranks is divided before it is taken, in the reducer's own order
+        if parameter.grad is None:
+            return f"{name} has no gradient"
+        if not torch.allclose(parameter.grad, truth, rtol=1e-6, atol=1e-7):
+            return f"{name} is off by {float((parameter.grad - truth).abs().max())}"
+    return None
+
+
+def matrix():
+    return [
+        (find_unused, forwards, shared, static)
+        for find_unused in (False, True)
+        for forwards in (1, 2)
+        for shared in (False, True)
+        for static in (False, True)
+    ]
+
+
+def whole_matrix(rank):
+    """What becomes of every combination, without and with safemodules."""
+    found = {}
+    for combination in matrix():
+        row = []
+        for run in RUNS:
+            row.append(one_combination(rank, run, *combination))
+            dist.barrier()
+        found[combination] = tuple(row)
+    return found
+
+
+def state(net):
+    """Everything that can be told of a net after a step, as lists."""
+    values = [p.grad for p in net.parameters()] + list(net.state_dict().values())
+    return [value.detach().clone() for value in values]
+
+
+def same(a, b):
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def batch_norm(rank, forwards, broadcast):
+    """Buffers are broadcast from rank 0 before each forward, also between two forwards."""
+    rows = []
+    for run in (plain, sm.checkpoint):
+        net = DistributedDataParallel(Net(run, False, norm=True), broadcast_buffers=broadcast)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        try:
+            for step in range(3):
+                optimizer.zero_grad()
+                batches = [inputs(rank, 5 * step + number) for number in range(forwards)]
+                loss_of(net, batches).backward()
+                optimizer.step()
+            rows.append(state(net))
+        except RuntimeError as error:
+            rows.append(f"{type(error).__name__}: {error}")
+    tracked = int(net.module.block[1].num_batches_tracked)
+    equal = same(*rows) if not any(isinstance(row, str) for row in rows) else rows
+    return equal, tracked
+
+
+def sharded(rank, around, policy):
+    """FSDP2 over a net with regions: inside of the sharded modules, or around them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    rows = []
+    for run in (plain, functools.partial(sm.checkpoint, policy=policy)):
+        net = Net(run, False, norm=True)
+        if around == "inside":
+            fully_shard(net, mesh=mesh)
+        elif around == "around":
+            fully_shard(net.block, mesh=mesh)
+            fully_shard(net, mesh=mesh)
+        else:
+            for part in (net.block[0], net.block[3], net):
+                fully_shard(part, mesh=mesh, reshard_after_forward=True)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(net, [inputs(rank, step)]).backward()
+            optimizer.step()
+        row = [p.grad.full_tensor() for p in net.parameters()]
+        row += [p.full_tensor() for p in net.parameters()]
+        rows.append([value.detach() for value in [*row, *net.buffers()]])
+    return same(*rows)
+
+
+def sync_batch_norm(rank):
+    """``None`` if exact; a text if torch has none on this device."""
+    rows = []
+    for run in (plain, sm.checkpoint):
+        net = nn.SyncBatchNorm.convert_sync_batchnorm(Net(run, False, norm=True))
+        try:
+            net = DistributedDataParallel(net)
+            loss_of(net, [inputs(rank, 0)]).backward()
+        except ValueError as error:
+            if "SyncBatchNorm" in str(error) and "GPU" in str(error):
+                return str(error)
+            raise
+        rows.append(state(net))
+    return None if same(*rows) else "differs"
+
+
+def accumulated(rank):
+    """Gradients of two micro-batches, of which the first is not synchronised."""
+    rows = []
+    for run in (plain, sm.checkpoint):
+        net = DistributedDataParallel(copy.deepcopy(Net(run, True)))
+        with net.no_sync():
+            loss_of(net, [inputs(rank, 0)]).backward()
+        loss_of(net, [inputs(rank, 1)]).backward()
+        rows.append(state(net))
+    return same(*rows)
