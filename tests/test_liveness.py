@@ -7,7 +7,11 @@ import torch
 from sources import load_source
 from torch import nn
 
-from safemodules.conversion.decisions import verdicts_from_source
+from safemodules.conversion.decisions import (
+    UNDECIDED,
+    decide_without_inputs,
+    verdicts_from_source,
+)
 from safemodules.conversion.stale_reads import StaleReads
 from safemodules.conversion.survey import survey_model
 from safemodules.conversion.trial import converted
@@ -302,6 +306,45 @@ def test_a_list_from_elsewhere_may_hold_what_others_hold(tmp_path, body):
     function = "def pack(*ts):\n    return list(ts)"
     model = net_with(tmp_path, function, f"fs = pack(self.lin(x))\n{body}")
     assert Effect.NEUTRAL not in {verdict.effect for verdict in effects(model)}
+
+
+STRIDED = {
+    "transposed": "h = self.lin(x).t()\nh /= 3  # site\nreturn h @ x",
+    "permuted by a function": "h = turned(self.lin(x))\nh /= 3  # site\nreturn h @ x",
+    "permuted, then viewed": "h = self.lin(x).permute(1, 0)[None]\nh /= 3  # site\nreturn h @ x",
+    "a method": "h = self.lin(x).t()\nh.div_(3)  # site\nreturn h @ x",
+    "a flag": "h = self.lin(x).t()\nreturn self.relu(h) @ x",
+    "through dropout": "h = F.dropout(self.lin(x).t(), 0.5)\nh /= 3  # site\nreturn h @ x",
+    "on one path": """
+        h = self.lin(x)
+        if x.sum() > 0:
+            h = h.t()
+        h /= 3  # site
+        return h @ x
+        """,
+}
+
+
+@pytest.mark.parametrize("body", STRIDED.values(), ids=STRIDED)
+def test_a_write_through_other_strides_is_left_to_example_inputs(tmp_path, body):
+    """Out of place the gradient has other strides, and sums of it are rounded otherwise."""
+    text = (
+        HEAD
+        + "    def forward(self, x):\n"
+        + textwrap.indent(textwrap.dedent(body).strip(), " " * 8)
+    )
+    model = load_source(
+        tmp_path,
+        text.replace("\nclass Net", "\ndef turned(t):\n    return t.permute(1, 0)\n\n\nclass Net"),
+    ).Net()
+    found = decide_without_inputs(survey := survey_model(model), verdicts_from_source(survey))
+    ran = [
+        d
+        for s, d in found.items()
+        if "in a " not in s.site.source and d.reason.startswith(UNDECIDED)
+    ]
+    assert [decision.verdict for decision in ran] == ["keep"]
+    assert "another order" in ran[0].reason
 
 
 def test_a_call_that_takes_too_long_is_given_up_alone(tmp_path, monkeypatch):

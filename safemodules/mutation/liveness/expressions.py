@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from safemodules.mutation.liveness.displays import Displays
 from safemodules.mutation.liveness.frame import Frame
-from safemodules.mutation.liveness.kinds import SILENT
+from safemodules.mutation.liveness.kinds import SILENT, STRIDED_VIEWS
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
     PLAIN,
@@ -128,6 +128,8 @@ class Expressions(Displays):
             return Abstract(holder.storages | {UNKNOWN})
         if name in SILENT:
             return VALUE
+        if name in STRIDED_VIEWS:
+            frame.world.strided |= holder.storages
         return Abstract(frame.world.contents(holder.storages) | holder.storages)
 
     def _attribute_of_object(self, holder: Any, name: str, frame: Frame) -> Value:

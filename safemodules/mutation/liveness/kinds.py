@@ -13,6 +13,11 @@ VIEWS = frozenset(
     squeeze swapaxes swapdims t tensor_split transpose unbind unflatten unfold unsafe_chunk
     unsafe_split unsqueeze view view_as view_as_complex view_as_real vsplit __getitem__""".split()
 )
+# Those of them whose strides are not those of new memory.
+STRIDED_VIEWS = frozenset(
+    """T H mT mH adjoint as_strided diagonal expand expand_as movedim moveaxis narrow permute select
+    swapaxes swapdims t transpose unfold""".split()
+)
 # Results that are the first argument itself, a view of it, or a copy.
 PERHAPS_COPIES = frozenset(
     """alpha_dropout as_tensor asarray atleast_1d atleast_2d atleast_3d bfloat16 bool

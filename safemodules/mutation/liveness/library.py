@@ -222,6 +222,8 @@ class Library(Containers):
             frame.world.filled.add(new)
             return Abstract(frozenset({new}))
         if name in kinds.VIEWS and args:
+            if name in kinds.STRIDED_VIEWS:
+                frame.world.strided |= args[0].storages
             return Abstract(frame.world.contents(args[0].storages))
         for value in given:
             self.read(value, frame)

@@ -218,6 +218,12 @@ class Run:
             self.readers.setdefault(key, ("it is state of the model", False))
         if frame.world.has_escaped(tensors):
             self.unknown.setdefault(key, f"what it overwrites at {self.line} may be held elsewhere")
+        if frame.world.is_strided(tensors):
+            self.unknown.setdefault(
+                key,
+                f"it writes through a view at {self.line}, so that out of place its gradient may "
+                "be summed in another order: last bits differ",
+            )
         frame.world.mark(tensors, key)
         return True
 

@@ -48,6 +48,7 @@ class World:
         links: storage -> (storage it may be, sites by which that one is stale elsewhere).
         attributes: (identity of a module, attribute) -> what the forward has assigned.
         filled: storages made by a factory, whose values nobody has read yet.
+        strided: storages of which a view has other strides than new memory would have.
     """
 
     heap: dict[int, Storages] = field(default_factory=dict)
@@ -55,6 +56,7 @@ class World:
     links: dict[int, tuple[tuple[int, Marks], ...]] = field(default_factory=dict)
     attributes: dict[tuple[int, str], Value] = field(default_factory=dict)
     filled: set[int] = field(default_factory=set)
+    strided: set[int] = field(default_factory=set)
 
     @property
     def size(self) -> int:
@@ -69,6 +71,15 @@ class World:
             dict(self.links),
             dict(self.attributes),
             set(self.filled),
+            set(self.strided),
+        )
+
+    def is_strided(self, storages: Storages) -> bool:
+        """Whether a write may go through a view with strides of its own."""
+        return any(
+            each in self.strided
+            for storage in storages
+            for each in (storage, *(other for other, _ in self.links.get(storage, ())))
         )
 
     def held_by(self, storages: Storages) -> Storages:
@@ -171,6 +182,7 @@ def join(first: State, second: State, numbers: Numbers) -> State:
         {**other.links, **world.links},
         dict(world.attributes),
         world.filled & other.filled,
+        world.strided | other.strided,
     )
     for key, value in other.attributes.items():
         known = result.attributes.get(key)
@@ -269,6 +281,8 @@ def _apart(mine: State, theirs: State, numbers: Numbers) -> State:
             world.heap[name] = world.heap[storage]
         if storage in world.filled:
             world.filled.add(name)
+        if storage in world.strided:
+            world.strided.add(name)
     return {key: _renamed(value, renamed) for key, value in names.items()}, world
 
 
