@@ -69,7 +69,9 @@ def train(net):
 
 
 @pytest.mark.parametrize("with_inputs", [True, False])
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@pytest.mark.parametrize(
+    "choice", CHOICES, ids=["name", "class", "predicate", "names", "sequences", "loops and class"]
+)
 def test_training_is_that_of_the_original(choice, with_inputs):
     torch.manual_seed(0)
     plain = Net()
@@ -126,6 +128,7 @@ def test_a_sequence_that_was_checkpointed_before_stays_so():
         (3, "expected False, 'loops'"),
         (int, "expected False, 'loops'"),
     ],
+    ids=["name", "class", "predicate", "number", "type"],
 )
 def test_what_chooses_nothing_is_refused(choice, match):
     net = Calls()
