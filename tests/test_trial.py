@@ -204,3 +204,36 @@ def test_bisection_finds_sites_without_which_nothing_differs(groups):
     assert guilty
     assert not differs([site for site in range(12) if site not in guilty])
     assert set(guilty) <= frozenset().union(*groups)
+
+
+class Recursive(nn.Module):
+    """Walks its children by a method that calls itself, and counts down by a function."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(inplace=True)))
+
+    def walk(self, module, x):
+        for child in module.children():
+            x = self.walk(child, x) if len(list(child.children())) else child(x)
+        return x
+
+    def forward(self, x):
+        return _count_down(self.walk(self.inner, x), 100)
+
+
+def _count_down(x, n):
+    if n == 0:
+        return x
+    x = _count_down(x, n - 1)
+    x += 1
+    return x
+
+
+@pytest.mark.parametrize("with_inputs", [True, False])
+@pytest.mark.filterwarnings("ignore::safemodules.ConversionWarning")
+def test_functions_that_call_themselves(with_inputs):
+    net, x = Recursive(), torch.randn(3, 2)
+    expected = net(x)
+    sm.convert_model(net, x if with_inputs else None)
+    assert torch.equal(net(x), expected)

@@ -256,7 +256,7 @@ class Calls(Library):
         try:
             with self.limited():
                 value, frame.world = self.run_function(function, args, kwargs, frame.world, holder)
-        except UnsupportedError as reason:
+        except (UnsupportedError, RecursionError) as reason:
             self.opaque(function, holder, str(reason))
             return self.unknown_call([*args, *kwargs.values()], frame)
         finally:

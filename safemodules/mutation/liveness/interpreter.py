@@ -34,6 +34,10 @@ _INERT = (ast.Pass, ast.Import, ast.ImportFrom, ast.Global)
 _ABSTRACT_ROUNDS = 40  # names that a loop may pass along, one to the next
 
 
+# Calls in one another that are followed; each takes some twenty frames of Python's own stack.
+_DEPTH = 25
+
+
 class Interpreter(Expressions):
     """Runs functions over abstract values."""
 
@@ -69,7 +73,7 @@ class Interpreter(Expressions):
         frame.names = names
         assert frame.reached.source is not None
         frame.outer = outer_names(frame.reached.source.node)
-        if self.depth > 60:
+        if self.depth > _DEPTH:
             raise UnsupportedError("calls are nested too deeply")
         self.depth += 1
         try:
