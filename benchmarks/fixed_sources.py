@@ -160,7 +160,7 @@ def page(
     results: dict[str, dict[str, Digests]],
 ) -> str:
     """The table in Markdown."""
-    original = results[ORIGINAL]  # libraries that were not asked for have no rows
+    original = results[ORIGINAL]
     rows = []
     for variant in VARIANTS[1:]:
         differing = compare(original, results[variant])
@@ -177,7 +177,8 @@ def page(
     lines = [
         "# Models of mended sources",
         "",
-        "Copies of the libraries' sources, mended and imported in place of the originals. Equal: outputs, gradients, buffers, inputs afterwards and random numbers, bit",
+        "Copies of the libraries' sources, mended and imported in place of the originals.",
+        "Equal: outputs, gradients, buffers, inputs afterwards and random numbers, bit",
         "for bit on the CPU, in train and in eval mode.",
         "",
         *table(["Sources", "Library", "Findings mended", "Models equal"], rows),
