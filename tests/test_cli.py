@@ -493,3 +493,14 @@ def test_saved_memory_counts_a_storage_once_and_leaves_parameters_out() -> None:
     saved = measure_saved(Twice(), torch.ones(5, requires_grad=True))
     assert saved.storages == 2
     assert saved.nbytes == 2 * 5 * 4
+
+
+def test_modules_are_chosen_by_name(nets: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = f"{nets}:Clean"
+    main(["convert", target, "--checkpoint", "linear", "--checkpoint", "loops"])
+    assert "asked for" in capsys.readouterr().out
+    main(["convert", target, "--checkpoint", "none"])
+    assert "asked for" not in capsys.readouterr().out
+    assert main(["convert", target, "--checkpoint", "none", "--checkpoint", "linear"]) == 2
+    assert main(["convert", target, "--checkpoint", "linaer"]) != 0
+    assert "'linear'" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from safemodules.cli.targets import TARGET_FORMS, load_target
 
 DETAILS = """\
 Prints every in-place site that forward reaches: module, file and line, what would become of
-it, and why. No file is changed. With --input the model is also converted, run, and compared
+it, and why; and which loop bodies and modules would be checkpointed. No file is changed. With --input the model is also converted, run, and compared
 with the original: outputs, gradients, buffers and random state, bit for bit. --json prints the
 plan with its diff.
 
@@ -37,6 +37,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         help="dtype of the inputs that name none, and of the model's floating-point tensors",
     )
+    parser.add_argument(
+        "--checkpoint",
+        metavar="NAME",
+        action="append",
+        help="'loops' (the default), 'none', or the dotted name of a module that is checkpointed "
+        "whenever it is called; may be given several times",
+    )
     parser.add_argument("--diff", action="store_true", help="print the edits as a unified diff")
 
 
@@ -50,7 +57,9 @@ def _run(options: argparse.Namespace, console: Console) -> ExitCode:
     inputs = make_inputs(specs, dtype or torch.get_default_dtype()) if specs else None
 
     with console.progress() as progress:
-        plan = sm.plan_conversion(model, inputs, progress=progress)
+        plan = sm.plan_conversion(
+            model, inputs, checkpoint=_choices(options.checkpoint), progress=progress
+        )
         if inputs is not None and plan.sites:
             plan.apply()  # a module may refuse the change: that is a finding too
     console.print(str(plan))
@@ -58,6 +67,16 @@ def _run(options: argparse.Namespace, console: Console) -> ExitCode:
         console.print(f"\n{plan.diff().rstrip()}")
     console.print_json(json.loads(plan.to_json()))
     return ExitCode.FINDINGS if plan.sites else ExitCode.CLEAN
+
+
+def _choices(names: list[str] | None) -> bool | tuple[str, ...]:
+    if names is None:
+        return ("loops",)
+    if "none" not in names:
+        return tuple(names)
+    if len(names) > 1:
+        raise UsageError("--checkpoint none excludes every other --checkpoint")
+    return False
 
 
 def _cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
