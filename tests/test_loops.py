@@ -20,7 +20,7 @@ from loop_models import (
 from torch import nn
 
 import safemodules as sm
-from safemodules.rewriting.checkpoints import run_plain
+from safemodules.checkpointing.plainly import run_plain
 
 
 def train(net, steps=3):

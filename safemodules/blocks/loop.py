@@ -14,8 +14,10 @@ from safemodules.blocks.plans import Call, Kind, Reduction
 from safemodules.blocks.running import run_plain, run_recomputed, run_taken
 from safemodules.blocks.stepping import run_steps
 from safemodules.blocks.weights import Weighing, Weights, require_weights
+from safemodules.checkpointing.plainly import is_plain
 from safemodules.errors import LoopBodyError, OptionError
 from safemodules.mutation import internals
+from safemodules.rewriting.classes import as_converted
 
 __all__ = ["AccumulatingLoop"]
 
@@ -148,7 +150,7 @@ class AccumulatingLoop(nn.Module):
             What the body returns.
         """
         assert self.body is not None
-        return self.body(item, *shared, **kwargs)
+        return as_converted(self.body)(item, *shared, **kwargs)
 
     def forward(
         self,
@@ -182,7 +184,7 @@ class AccumulatingLoop(nn.Module):
         self, items: Any, shared: tuple[Any, ...], kwargs: Any, carry: Any, weights: Weights
     ) -> Any:
         call = self._call(items, shared, kwargs, carry, weights)
-        if not torch.is_grad_enabled() or torch.compiler.is_exporting():
+        if not torch.is_grad_enabled() or torch.compiler.is_exporting() or is_plain():
             return run_plain(call)
         if self._is_recomputed(call):
             return run_recomputed(call)

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from safemodules.checkpointing.compiling import writes_nothing
 from safemodules.checkpointing.exclusion import is_contended
+from safemodules.checkpointing.plainly import is_plain
 from safemodules.checkpointing.policies import Contexts, policy_contexts
 from safemodules.checkpointing.region import Region, describe, entered
 from safemodules.errors import RegionError
@@ -117,7 +118,7 @@ def _run(
             return torch_checkpoint(fn, *args, use_reentrant=False, **kwargs)
         contexts = functools.partial(policy_contexts, policy)
         return torch_checkpoint(fn, *args, use_reentrant=False, context_fn=contexts, **kwargs)
-    if is_traced() or _is_symbolic(args, kwargs):
+    if is_plain() or is_traced() or _is_symbolic(args, kwargs):
         return fn(*args, **kwargs)
     others = is_contended()
     if not torch.is_grad_enabled():

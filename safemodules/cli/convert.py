@@ -16,9 +16,9 @@ from safemodules.cli.targets import TARGET_FORMS, load_target
 
 DETAILS = """\
 Prints every in-place site that forward reaches: module, file and line, what would become of
-it, and why; and which loop bodies and modules would be checkpointed. No file is changed. With --input the model is also converted, run, and compared
-with the original: outputs, gradients, buffers and random state, bit for bit. --json prints the
-plan with its diff.
+it, and why; and which loop bodies and modules would be checkpointed. No file is changed. With
+--input the model is also converted, run, and compared with the original: outputs, gradients,
+buffers and random state, bit for bit. --json prints the plan with its diff.
 
 Exit code 0: no in-place site was found. 1: there are some, swapped or kept, or the conversion
 was refused. 2: wrong use."""

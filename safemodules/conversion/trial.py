@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from safemodules.checkpointing.plainly import run_plain
 from safemodules.conversion.bisection import find_guilty
 from safemodules.conversion.clashes import SavedAndOverwritten, find_clashes, sites_of
 from safemodules.conversion.decisions import (
@@ -33,7 +34,6 @@ from safemodules.conversion.survey import AnySite, FlagSite, Survey
 from safemodules.conversion.swap import apply_swaps
 from safemodules.errors import ConversionError, MismatchError
 from safemodules.mutation.liveness.verdicts import Effect, SiteVerdict
-from safemodules.rewriting.checkpoints import run_plain
 from safemodules.rewriting.inference import out_of_place
 from safemodules.state import preserved, seed_everything
 from safemodules.trees import CallArguments, clone_inputs

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from safemodules.checkpointing.plainly import run_plain
 from safemodules.diagnosis.errors import explain_failure
 from safemodules.diagnosis.findings import Diagnosis
 from safemodules.diagnosis.report import (
@@ -109,7 +110,7 @@ def _run(
     with preserved(model, copy_parameters=copy_parameters), modes[0], modes[1]:
         handed, _ = clone_inputs(call, requires_grad=differentiable)
         try:
-            with recorder:
+            with recorder, run_plain():
                 out = model(*handed.inputs, **handed.kwargs)
                 out = out if loss_fn is None else loss_fn(out)
             roots = [tensor for _, tensor in flatten_tensors(out) if tensor.requires_grad]

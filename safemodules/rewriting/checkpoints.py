@@ -20,6 +20,7 @@ from torch import nn
 
 from safemodules.checkpointing import checkpoint
 from safemodules.checkpointing.checkpoint import checkpoint_under
+from safemodules.checkpointing.plainly import run_plain
 
 __all__ = [
     "CALL_MARK",
@@ -28,7 +29,6 @@ __all__ = [
     "checkpointable",
     "forget_marks",
     "metered",
-    "run_plain",
 ]
 
 # Kept in the __dict__ of a module whose forward has a checkpointed loop,
@@ -50,23 +50,11 @@ class Meter(Protocol):
 
 
 class _Thread(threading.local):
-    plain = False
     meter: Meter | None = None
 
 
 _thread = _Thread()
 _marked: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()
-
-
-@contextmanager
-def run_plain() -> Iterator[None]:
-    """Run regions without checkpointing, in this thread."""
-    before = _thread.plain
-    _thread.plain = True
-    try:
-        yield
-    finally:
-        _thread.plain = before
 
 
 @contextmanager
@@ -107,8 +95,6 @@ def _run(key: int, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     if _thread.meter is not None:
         filename = sys._getframe(2).f_code.co_filename
         return _thread.meter(filename, key, call, (args, kwargs))
-    if _thread.plain:
-        return call(*args, **kwargs)
     return checkpoint(call, *args, **kwargs)
 
 
@@ -148,7 +134,7 @@ def checkpointable(call: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(call)
     def checkpointed(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or CALL_MARK not in self.__dict__ or _thread.plain:
+        if torch.compiler.is_compiling() or CALL_MARK not in self.__dict__:
             return call(self, *args, **kwargs)
         return checkpoint(functools.partial(call, self), *args, **kwargs)
 
@@ -186,8 +172,6 @@ def _rerouted(function: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         return lambda function: functools.wraps(function)(
             lambda *args, **kwargs: _rerouted(function, *args, **options, **kwargs)
         )
-    if not torch.compiler.is_compiling() and _thread.plain:
-        return function(*args, **kwargs)
     context_fn = options.get("context_fn", torch_checkpointing.noop_context_fn)
     if context_fn is torch_checkpointing.noop_context_fn:
         return checkpoint(function, *args, **kwargs)

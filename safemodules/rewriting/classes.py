@@ -15,7 +15,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -101,6 +101,16 @@ def generated_class(cls: type) -> type[Converted] | None:
         if "_safemodules_rewriting" in vars(base):
             return base
     return None
+
+
+def as_converted(call: Any) -> Any:
+    """A method that was taken from a module before its conversion, as the module has it now."""
+    owner = call.__self__ if isinstance(call, MethodType) else None
+    if not isinstance(owner, nn.Module) or generated_class(type(owner)) is None:
+        return call
+    found = getattr(owner, call.__func__.__name__, None)
+    same = isinstance(found, MethodType) and found.__func__.__qualname__ == call.__qualname__
+    return found if same else call
 
 
 def rewriting_of(cls: type) -> "Rewriting | None":
