@@ -11,8 +11,6 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import safemodules as sm
 
-reentrant = functools.partial(torch_checkpoint, use_reentrant=True)
-RUNS = {"reentrant": reentrant, "exact": sm.checkpoint}
 MARKED = "Expected to mark a variable ready only once"
 
 
@@ -39,6 +37,31 @@ class Net(nn.Module):
         return self.last(x)
 
 
+class Reentrant(Net):
+    """As people have it."""
+
+    def __init__(self, shared):
+        super().__init__(None, shared)
+
+    def forward(self, x):
+        x = torch_checkpoint(self.block, self.first(x), use_reentrant=True)
+        if self.shared:
+            x = torch_checkpoint(self.block, x, use_reentrant=True)
+        return self.last(x)
+
+
+@functools.cache
+def converted(shared):
+    return sm.convert_model(Reentrant(shared), example_inputs=inputs(0, 0))
+
+
+NETS = {
+    "reentrant": Reentrant,
+    "exact": lambda shared: Net(sm.checkpoint, shared),
+    "converted": lambda shared: copy.deepcopy(converted(shared)),
+}
+
+
 def inputs(rank, number):
     generator = torch.Generator().manual_seed(10 * number + rank)
     return torch.randn(6, 4, generator=generator)
@@ -59,10 +82,10 @@ def gradients_of_one_process(shared, forwards):
     return found
 
 
-def one_combination(rank, run, find_unused, forwards, shared, static):
+def one_combination(rank, name, find_unused, forwards, shared, static):
     """``None`` if the gradients are those of one process, else what went wrong."""
     net = DistributedDataParallel(
-        Net(RUNS[run], shared), find_unused_parameters=find_unused, static_graph=static
+        NETS[name](shared), find_unused_parameters=find_unused, static_graph=static
     )
     try:
         for step in range(2):
@@ -71,12 +94,12 @@ def one_combination(rank, run, find_unused, forwards, shared, static):
     except RuntimeError as error:
         return "marked twice" if MARKED in str(error) else f"{type(error).__name__}: {error}"
     expected = gradients_of_one_process(shared, forwards)
-    for (name, parameter), truth in zip(net.named_parameters(), expected, strict=True):
+    for (path, parameter), truth in zip(net.named_parameters(), expected, strict=True):
         # the sum over ranks is divided before it is taken, in the reducer's own order
         if parameter.grad is None:
-            return f"{name} has no gradient"
+            return f"{path} has no gradient"
         if not torch.allclose(parameter.grad, truth, rtol=1e-6, atol=1e-7):
-            return f"{name} is off by {float((parameter.grad - truth).abs().max())}"
+            return f"{path} is off by {float((parameter.grad - truth).abs().max())}"
     return None
 
 
@@ -91,12 +114,12 @@ def matrix():
 
 
 def whole_matrix(rank):
-    """What becomes of every combination, without and with safemodules."""
+    """What becomes of every combination: as it is, written with ours, and converted."""
     found = {}
     for combination in matrix():
         row = []
-        for run in RUNS:
-            row.append(one_combination(rank, run, *combination))
+        for name in NETS:
+            row.append(one_combination(rank, name, *combination))
             dist.barrier()
         found[combination] = tuple(row)
     return found
