@@ -397,3 +397,24 @@ def test_a_forked_process_inherits_no_stay():
         sm.checkpoint(body, x)
     sm.checkpoint(body, x)
     assert status == [0, 0]
+
+
+def test_one_code_that_draws_in_some_calls_only():
+    """What a function that runs many modules has drawn once tells nothing of its next call."""
+
+    def run(module, x):
+        return sm.checkpoint(lambda t: module(t), x)
+
+    meet = threading.Thread(target=lambda: run(nn.Tanh(), torch.ones(2, requires_grad=True)))
+    meet.start()
+    meet.join()
+    for module in (nn.Tanh(), nn.Dropout(0.5), nn.Tanh(), nn.Dropout(0.5)):
+        grads = []
+        for call in (
+            lambda m, x: m(x.sin()).cos(),
+            lambda m, x: run(lambda t: m(t.sin()).cos(), x),
+        ):
+            torch.manual_seed(0)
+            x = torch.ones(64, requires_grad=True)
+            grads.append(torch.autograd.grad(call(module, x).sum(), x)[0])
+        assert torch.equal(*grads)

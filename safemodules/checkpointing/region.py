@@ -21,8 +21,16 @@ from safemodules.checkpointing.survey import Survey
 
 __all__ = ["Region", "describe", "entered"]
 
-# Per function or module: whether its last run drew from torch's streams of random numbers.
-_draws: "WeakKeyDictionary[Any, bool]" = WeakKeyDictionary()
+# Per module and mode: whether a run of it has ever drawn from torch's streams of random numbers.
+# Of functions nothing is remembered: one code runs many.
+_has_drawn: "WeakKeyDictionary[torch.nn.Module, dict[bool, bool]]" = WeakKeyDictionary()
+
+
+def _may_draw(function: Any) -> bool:
+    """Whether a function may draw random numbers, as far as is known before it runs."""
+    if not isinstance(function, torch.nn.Module):
+        return True
+    return _has_drawn.get(function, {}).get(function.training, True)
 
 
 def _code(function: Any) -> types.CodeType | None:
@@ -133,8 +141,11 @@ class Region:
         self._forward = None
         self.snapshot.settle()
         if is_contended:
-            self._draws = _draws.get(self._key, True) and self._torch_streams.has_moved()
-            _draws[self._key] = self._draws
+            self._draws = self._torch_streams.has_moved()
+            if isinstance(self._key, torch.nn.Module) and self._key is self._function:
+                known = _has_drawn.setdefault(self._key, {})
+                mode = self._key.training
+                known[mode] = self._draws or known.get(mode, False)
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
@@ -205,5 +216,4 @@ def entered(
     def survey() -> Survey:
         return Survey(function, args, kwargs)
 
-    draws = _draws.get(_key_of(function), True)
-    return staying(Description(function), draws, survey, make or survey)
+    return staying(Description(function), _may_draw(function), survey, make or survey)
