@@ -168,8 +168,8 @@ def test_many_tensors_are_copied_at_once():
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace. is deprecated:FutureWarning")
 def test_tracing_is_seen():
     seen = []
-    torch.jit.trace(lambda x: seen.append(internals.is_traced()) or x * 1, torch.ones(2))
-    assert seen[0] and not internals.is_traced()
+    torch.jit.trace(lambda x: seen.append(graph_internals.is_traced()) or x * 1, torch.ones(2))
+    assert seen[0] and not graph_internals.is_traced()
 
 
 def test_nodes_have_numbers_in_the_order_of_their_making_and_dtypes():
@@ -238,3 +238,11 @@ def test_the_compiler_is_known_while_it_is_traced_for(backend, expected):
 
     torch._dynamo.reset()
     assert int(run(torch.zeros((), dtype=torch.long))) == (1 if expected else -1)
+
+
+def test_transforms_are_seen():
+    seen = []
+    torch.func.grad(lambda x: seen.append(graph_internals.is_transformed()) or x.sin())(
+        torch.ones(())
+    )
+    assert seen == [True] and not graph_internals.is_transformed()

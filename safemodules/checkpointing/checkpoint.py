@@ -16,7 +16,7 @@ from safemodules.checkpointing.plainly import is_plain
 from safemodules.checkpointing.policies import Contexts, policy_contexts
 from safemodules.checkpointing.region import Region, describe, entered
 from safemodules.errors import RegionError
-from safemodules.mutation.internals import is_traced
+from safemodules.mutation.graph_internals import is_traced, is_transformed
 
 __all__ = ["checkpoint", "checkpoint_under"]
 
@@ -37,6 +37,9 @@ def checkpoint(
     which this builds on, moves batch norm's statistics twice, takes no notice of a clash inside
     of the region, and computes with whatever a closure, a keyword argument or a buffer holds by
     the time of the backward.
+
+    Where no gradient is recorded, under transforms of ``torch.func``, and while it is traced or
+    exported, ``fn`` simply runs.
 
     Args:
         fn: a module or a function. Left out, a decorator is returned.
@@ -118,7 +121,7 @@ def _run(
             return torch_checkpoint(fn, *args, use_reentrant=False, **kwargs)
         contexts = functools.partial(policy_contexts, policy)
         return torch_checkpoint(fn, *args, use_reentrant=False, context_fn=contexts, **kwargs)
-    if is_plain() or is_traced() or _is_symbolic(args, kwargs):
+    if is_plain() or is_traced() or is_transformed() or _is_symbolic(args, kwargs):
         return fn(*args, **kwargs)
     others = is_contended()
     if not torch.is_grad_enabled():

@@ -69,8 +69,8 @@ def _named(model: nn.Module, choice: Any) -> Iterator[tuple[str, nn.Module]]:
             close = difflib.get_close_matches(choice, modules, n=3)
             hint = f" Close to it: {', '.join(map(repr, close))}." if close else ""
             raise OptionError(
-                f"checkpoint={choice!r} is neither 'loops' nor the dotted name of a module of this "
-                f"model.{hint} model.named_modules() lists the names."
+                f"checkpoint={choice!r} names no module of this model; expected False, 'loops' or "
+                f"a dotted name.{hint} model.named_modules() lists the names."
             )
         yield choice, modules[choice]
     elif isinstance(choice, type) and issubclass(choice, nn.Module):

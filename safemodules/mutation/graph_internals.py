@@ -1,4 +1,4 @@
-"""The private names of torch that loops read which take their gradients in forward.
+"""The private names of torch that checkpointed regions and loops of losses read.
 
 The others stand in ``internals``; ``tests/test_internals.py`` says of each what it needs.
 """
@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["add_all_", "dtypes_of", "sequence_number", "tensor_hooks"]
+__all__ = [
+    "add_all_",
+    "dtypes_of",
+    "is_traced",
+    "is_transformed",
+    "sequence_number",
+    "tensor_hooks",
+]
 
 
 def sequence_number(node: Any) -> int:
@@ -30,3 +37,13 @@ def tensor_hooks(tensor: Tensor) -> dict[int, Any] | None:
 def add_all_(sums: list[Tensor], terms: list[Tensor]) -> None:
     """Add tensors to tensors in place, with one call for all."""
     torch._foreach_add_(sums, terms)
+
+
+def is_traced() -> bool:
+    """Whether ``torch.jit.trace`` is recording; ``torch.jit.is_tracing`` is not exported."""
+    return torch._C._is_tracing()
+
+
+def is_transformed() -> bool:
+    """Whether a transform of ``torch.func`` runs; it cannot be asked publicly."""
+    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -162,11 +162,6 @@ def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
         torch._foreach_copy_(targets, sources)
 
 
-def is_traced() -> bool:
-    """Whether ``torch.jit.trace`` is recording; ``torch.jit.is_tracing`` is not exported."""
-    return torch._C._is_tracing()
-
-
 # What torch says of a saved tensor that was overwritten.
 VERSIONS = re.compile(r"is at version (\d+); expected version (\d+)")
 _roles: dict[type, tuple[str, ...]] = {}

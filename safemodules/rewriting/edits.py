@@ -37,7 +37,8 @@ class Edit:
         start: offset of the first byte that is replaced.
         end: offset behind the last byte that is replaced.
         template: what stands there instead.
-        rank: order among insertions at one offset.
+        rank: order among insertions at one offset; of two edits of one span, the one of lower
+            rank goes around the other.
     """
 
     start: int
@@ -82,7 +83,7 @@ def _render_span(data: bytes, start: int, end: int, edits: Sequence[Edit]) -> st
         edit = edits[index]
         inside = [other for other in edits[index + 1 :] if other.start < edit.end]
         assert position <= edit.start and edit.end <= end, "edits overlap"
-        assert all(_span(other) != _span(edit) for other in inside), "edits overlap"
+        assert all(_place(other) != _place(edit) for other in inside), "edits overlap"
         pieces.append(data[position : edit.start].decode())
         pieces.append(_render_edit(data, edit, inside))
         position = edit.end
@@ -109,8 +110,8 @@ def _render_edit(data: bytes, edit: Edit, inside: Sequence[Edit]) -> str:
     return text
 
 
-def _span(edit: Edit) -> tuple[int, int]:
-    return edit.start, edit.end
+def _place(edit: Edit) -> tuple[int, int, int]:
+    return edit.start, edit.end, edit.rank
 
 
 def _touches(edit: Edit, kept: Kept) -> bool:

@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from safemodules.mutation.regions import FoundRegion, RegionKind
@@ -30,7 +30,8 @@ class RegionEdits:
 
     def edit(self, region: FoundRegion) -> Edit:
         """The edit that checkpoints a region."""
-        return _MAKERS[region.kind](self, region)
+        # What copies the value of an expression goes around the region that computes it.
+        return replace(_MAKERS[region.kind](self, region), rank=1)
 
     def call(self, region: FoundRegion) -> Edit:
         """``layer(x)`` becomes ``_sm_loop(7, layer, x)``."""
