@@ -11,7 +11,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.testing import CompileCounter
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._functorch.aot_autograd import make_boxed_func
 
 import safemodules as sm
 
@@ -236,16 +236,17 @@ def test_the_deferred_region_keeps_less():
     for run in (plain, sm.checkpoint):
         sizes = []
         backend = aot_autograd(
-            fw_compiler=lambda graph, inputs: graph.forward,
-            bw_compiler=lambda graph, inputs, n=sizes: n.append(len(inputs)) or graph.forward,
-            partition_fn=min_cut_rematerialization_partition,
+            fw_compiler=lambda graph, inputs: make_boxed_func(graph.forward),
+            bw_compiler=lambda graph, inputs, sizes=sizes: (
+                sizes.append(len(inputs)) or make_boxed_func(graph.forward)
+            ),
         )
         torch._dynamo.reset()
         torch.manual_seed(0)
-        net = Net(nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))), run)
+        net = Net(nn.Sequential(*(mlp() for _ in range(3))), run)
         torch.compile(net, backend=backend, fullgraph=True)(torch.randn(3, 4)).sum().backward()
         kept[run] = sizes[0]
-    assert kept[sm.checkpoint] <= kept[plain] - 3
+    assert kept[sm.checkpoint] <= kept[plain] - 6
 
 
 def test_a_clash_inside_is_not_hidden():
@@ -332,6 +333,8 @@ def test_export_stays_plain():
     assert torch.equal(program.module()(x), first(x))
 
 
+# Dynamo looks for `.grad` of whatever it is given, which warns of tensors that are no leaves.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("make", [mlp, batch_norm, dropout, Ema], ids=lambda make: make.__name__)
 def test_an_eager_region_around_a_compiled_module(make):
     """It is compiled once, though the region exchanges its buffers."""
