@@ -13,6 +13,10 @@ from safemodules.mutation.reach import Skipped
 from safemodules.mutation.sites import Site, joined_path
 from safemodules.verification import Equivalence
 
+COMPILED = (
+    "under torch.compile: left to the compiler's own checkpoint where modules write no state that "
+    "they read, plain inside of the graph elsewhere"
+)
 NO_SITE = "no in-place site was found in this model"
 NOTHING_FOUND = f"{NO_SITE}; nothing to convert"
 REVERTED = "was swapped, and is reverted"
@@ -123,6 +127,8 @@ class ConversionRecord:
         if self.regions:
             lines += ["checkpointed regions (checkpoint=False leaves loops as they are):"]
             lines += [f"  {region}" for region in self.regions]
+            if any(region.decision == "checkpoint" for region in self.regions):
+                lines += [f"  {COMPILED}"]
         if self.skipped:
             lines += ["left as they are:", *(f"  {skipped}" for skipped in self.skipped)]
         if self.copies:
