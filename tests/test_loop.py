@@ -140,8 +140,9 @@ def test_losses_give_the_bits_of_the_stated_sum(
     assert_all_equal(state_of(nets[2]), after)
     found = torch.autograd.grad(loss * incoming, [*nets[2].parameters(), shift])
     assert_all_equal(found, stated)
-    # Another order of the same sum: a few roundings of the largest term.
-    bound = 1e-6 if dtype == torch.float32 else 1e-14
+    # Another order of the same sum: some roundings of terms which, where batch norm has two rows
+    # only, cancel to a tenth of their size.
+    bound = 64 * torch.finfo(dtype).eps
     for one, other in zip(found, naive, strict=True):
         assert (one - other).norm() <= bound * max(other.norm(), abs(incoming))
 
