@@ -479,3 +479,19 @@ def test_hooks_are_declared() -> None:
         assert f"- id: safemodules-{name}\n" in text
         assert f"entry: safemodules {name}" in text
     assert 'SM = "safemodules.integrations.flake8:Plugin"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_without_a_reader_of_toml_a_section_is_an_error_and_none_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Python 3.10, where tomli may be missing."""
+    from safemodules.linting import config
+
+    for name in ("tomllib", "tomli"):
+        monkeypatch.setitem(sys.modules, name, None)
+    path = tmp_path / "pyproject.toml"
+    path.write_text("[project]\nname = 'net'\n")
+    assert config._from_pyproject(path) is None
+    path.write_text("[tool.safemodules.lint]\nselect = ['SM1']\n")
+    with pytest.raises(config.ConfigError, match="Install tomli"):
+        config._from_pyproject(path)

@@ -1,6 +1,8 @@
 """Which findings are wanted: options of the command line, pyproject.toml and setup.cfg."""
 
 import configparser
+import contextlib
+import importlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -11,12 +13,8 @@ from safemodules.errors import SafeModulesError
 from safemodules.linting.codes import CODES
 from safemodules.linting.findings import Finding, Severity
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 _LEVELS = (Severity.NOTE, Severity.WARNING, Severity.ERROR)
+_SECTION = "[tool.safemodules.lint]"
 _LISTS = ("select", "ignore", "exclude")
 
 
@@ -99,15 +97,33 @@ def load_config(folder: Path, overrides: Mapping[str, Any]) -> Config:
     return replace(Config(**found), **given)
 
 
+def _toml(path: Path) -> Any:
+    """The module that reads TOML: Python's own, or before Python 3.11 tomli.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for name in ("tomllib", "tomli"):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name)
+    raise ConfigError(
+        f"{path} has a section {_SECTION}, and Python {sys.version_info[0]}.{sys.version_info[1]} "
+        f"reads no TOML by itself. Install tomli, or put the options into setup.cfg."
+    )
+
+
 def _from_pyproject(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        table = _toml(path).loads(text) if "tool.safemodules" in text else {}
+    except ConfigError:
+        raise
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from error
     section = table.get("tool", {}).get("safemodules", {}).get("lint")
-    return None if section is None else _checked(section, path, "[tool.safemodules.lint]")
+    return None if section is None else _checked(section, path, _SECTION)
 
 
 def _from_setup(path: Path) -> dict[str, Any] | None:
