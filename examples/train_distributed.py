@@ -58,7 +58,7 @@ def main() -> None:
     shape = (options.batch, 3, options.size, options.size)
     # before it is wrapped and moved: every process proves the same conversion
     sm.convert_model(net, example_inputs=torch.randn(shape))
-    model = DistributedDataParallel(Staged(net).to(device), find_unused_parameters=True)
+    model = DistributedDataParallel(Staged(net).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     torch.manual_seed(rank + 1)  # other data everywhere

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import distributed_cases as cases
 import pytest
 import torch.distributed as dist
-from distributed_workers import run_together
+from distributed_workers import PARENT_SECONDS, run_together
 
 pytestmark = [
     pytest.mark.slow,
@@ -91,10 +92,17 @@ def test_the_example_trains_under_torchrun(tmp_path):
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(example)]
     command += ["--steps", "2", "--size", "32", "--batch", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    launcher = subprocess.Popen(
+        command, env=environment, cwd=tmp_path, start_new_session=True, **pipes
     )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    try:
+        printed, errors = launcher.communicate(timeout=PARENT_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(launcher.pid, signal.SIGTERM)  # on which it ends its processes
+        launcher.communicate(timeout=60)
+        raise
+    assert launcher.returncode == 0, errors
+    lines = printed.splitlines()
     assert [line.partition(":")[0] for line in lines[:2]] == ["step 0", "step 1"]
     assert lines[2] == "batches seen by batch norm: 2 outside, 2 inside"
