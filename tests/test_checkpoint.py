@@ -65,6 +65,7 @@ class Counters(nn.Module):
         self.calls, self.seen, self.by_name = 0, [], {"inner": {"n": 0}}
         self.box, self.members = Counters.Box(), set()
         self.generator = torch.Generator().manual_seed(0)
+        self.generators = [np.random.default_rng(0), np.random.RandomState(0), random.Random(0)]
 
     def forward(self, x):
         self.calls += 1
@@ -73,6 +74,7 @@ class Counters(nn.Module):
         self.box.calls += 1
         self.members.add(self.calls)
         noise = torch.rand(x.shape, generator=self.generator)
+        noise = noise + sum(float(generator.random()) for generator in self.generators)
         scale = self.calls + self.by_name["inner"]["n"] + self.box.calls + len(self.members)
         return torch.sin(x * scale * noise) * sum(self.seen)
 

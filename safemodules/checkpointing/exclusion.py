@@ -29,9 +29,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
-from safemodules.checkpointing.places import Place
 from safemodules.errors import CheckpointError
 from safemodules.mutation.internals import code_that_runs_the_engine
+from safemodules.state.places import Place
 
 __all__ = ["TIMEOUT_SECONDS", "Stay", "is_contended", "staying", "staying_alone"]
 

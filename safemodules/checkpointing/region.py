@@ -12,12 +12,12 @@ from torch import Tensor
 
 from safemodules.checkpointing.exclusion import staying
 from safemodules.checkpointing.hooks import versions_watched
-from safemodules.checkpointing.places import Place
 from safemodules.checkpointing.policies import policy_contexts
 from safemodules.checkpointing.recomputing import recomputation
 from safemodules.checkpointing.snapshot import Snapshot
 from safemodules.checkpointing.streams import Streams, TorchStreams
 from safemodules.checkpointing.survey import Survey
+from safemodules.state.places import Place
 
 __all__ = ["Region", "describe", "entered"]
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from safemodules.checkpointing.exclusion import Stay, staying_alone
 from safemodules.checkpointing.held import Copied, Held, Saved, copies_of
 from safemodules.checkpointing.packing import Path, unpack
-from safemodules.checkpointing.places import Place
 from safemodules.checkpointing.walk import Walk
+from safemodules.state.places import Place
 
 __all__ = ["Snapshot"]
 

@@ -6,7 +6,6 @@ and its content; tensors in the content are replaced by what is held of them.
 """
 
 import functools
-import random
 import sys
 import types
 from collections import OrderedDict, deque
@@ -26,7 +25,14 @@ from safemodules.checkpointing.names import (
     is_wrapper,
 )
 from safemodules.checkpointing.packing import Consumed, Packed, Path
-from safemodules.checkpointing.places import (
+from safemodules.checkpointing.tables import (
+    IGNORED_ATTRIBUTES,
+    SAVES_TOO_EARLY,
+    always_copied,
+)
+from safemodules.mutation.internals import REGISTRIES
+from safemodules.state import holds_state, slot_names
+from safemodules.state.places import (
     ArrayPlace,
     AttributesPlace,
     CellPlace,
@@ -39,14 +45,8 @@ from safemodules.checkpointing.places import (
     Place,
     SetPlace,
     SlotsPlace,
+    is_generator,
 )
-from safemodules.checkpointing.tables import (
-    IGNORED_ATTRIBUTES,
-    SAVES_TOO_EARLY,
-    always_copied,
-)
-from safemodules.mutation.internals import REGISTRIES
-from safemodules.state import holds_state, slot_names
 
 __all__ = ["COPIED_BYTES", "Walk"]
 
@@ -127,8 +127,10 @@ class Walk:
         if type(tensor) not in _INITIALISED and isinstance(tensor, _UNINITIALISED):
             self.is_lazy = True
             return tensor
+        return self._hold(tensor, _kind(tensor)(tensor, path))
+
+    def _hold(self, tensor: Tensor, held: Held) -> Held:
         self.devices.add(tensor.device)
-        held = _kind(tensor)(tensor, path)
         self.tensors[held] = tensor
         self._met[id(tensor)] = tensor, held
         return held
@@ -146,9 +148,7 @@ class Walk:
         for name in always_copied(module):
             tensor = getattr(module, name)
             if isinstance(tensor, Tensor) and id(tensor) not in self._met:
-                held = Copied(tensor, Path(path, ".{}", name))
-                self.tensors[held] = tensor
-                self._met[id(tensor)] = tensor, held
+                self._hold(tensor, Copied(tensor, Path(path, ".{}", name)))
         namespace = module.__dict__
         content, is_packed = dict(namespace), False
         for name, value in namespace.items():
@@ -172,11 +172,7 @@ class Walk:
         """Hold a tensor that a module keeps: copied if it is small, even if it has a graph."""
         if is_parameter(tensor) or id(tensor) in self._met or not _is_small(tensor):
             return self.pack(tensor, path)
-        self.devices.add(tensor.device)
-        held = Copied(tensor, path)
-        self.tensors[held] = tensor
-        self._met[id(tensor)] = tensor, held
-        return held
+        return self._hold(tensor, Copied(tensor, path))
 
     def _registry(self, registry: dict[str, Any], path: Path) -> None:
         for value in registry.values():
@@ -366,7 +362,6 @@ _HANDLERS: Final[tuple[tuple[Any, Callable[[Walk, Any, Path], Any]], ...]] = (
     (types.FunctionType, Walk.visit_function),
     (types.MethodType, Walk.visit_method),
     (functools.partial, Walk.visit_partial),
-    ((torch.Generator, random.Random), Walk.visit_generator),
     (object, Walk.visit_object),
 )
 
@@ -376,7 +371,7 @@ def _handler(kind: type) -> Callable[[Walk, Any, Path], Any]:
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None and issubclass(kind, numpy.ndarray):
         return Walk.visit_array
-    if kind.__module__.startswith("numpy.random") and hasattr(kind, "random_sample"):
+    if is_generator(kind):
         return Walk.visit_generator
     if issubclass(kind, Iterator) and not hasattr(kind, "fileno"):
         return Walk.visit_iterator

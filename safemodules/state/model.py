@@ -2,9 +2,7 @@
 
 import argparse
 import contextlib
-import copy
 import enum
-import random
 import sys
 import types
 from collections import deque
@@ -16,16 +14,18 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from safemodules.errors import StateError
+from safemodules.state.places import (
+    ArrayPlace,
+    DictPlace,
+    GeneratorPlace,
+    ListPlace,
+    Place,
+    SetPlace,
+    SlotsPlace,
+    is_generator,
+)
 from safemodules.state.randomness import RandomState
 from safemodules.state.tensors import TensorRecord
-from safemodules.state.values import (
-    ArrayRecord,
-    DictRecord,
-    GeneratorRecord,
-    ListRecord,
-    SetRecord,
-    SlotsRecord,
-)
 
 __all__ = ["ModelState", "holds_state", "module_tensors", "preserved", "slot_names"]
 
@@ -48,6 +48,17 @@ _REGISTRIES: Final = frozenset({"_parameters", "_buffers", "_modules"})
 class _Record(Protocol):
     def restore(self) -> str | None:
         """Put a value back; return what cannot be mended."""
+
+
+class _PlaceRecord:
+    """A place and the content that it had."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.content = place, place.now()
+
+    def restore(self) -> None:
+        """Put the content back."""
+        self.place.put(self.content)
 
 
 def slot_names(obj: object) -> tuple[str, ...]:
@@ -102,15 +113,15 @@ class _Walker:
         if isinstance(obj, Tensor):
             self._visit_tensor(path, obj)
         elif isinstance(obj, dict):
-            self.records.append(DictRecord(obj, list(obj.keys()), list(obj.values())))
+            self._record(DictPlace(obj))
             self._push(path, ((f"[{key!r}]", value) for key, value in obj.items()))
         elif isinstance(obj, (list, deque)):
-            self.records.append(ListRecord(obj, list(obj)))
+            self._record(ListPlace(obj))
             self._push(path, ((f"[{i}]", value) for i, value in enumerate(obj)))
         elif isinstance(obj, tuple):
             self._push(path, ((f"[{i}]", value) for i, value in enumerate(obj)))
         elif isinstance(obj, set):
-            self.records.append(SetRecord(obj, frozenset(obj)))
+            self._record(SetPlace(obj))
         elif not self._visit_generator(obj) and not isinstance(obj, _NOT_ENTERED):
             self._visit_object(path, obj)
 
@@ -130,40 +141,35 @@ class _Walker:
     def _visit_generator(self, obj: object) -> bool:
         """Record a random generator or an array; tell whether it was one."""
         numpy: Any = sys.modules.get("numpy")
-        numpy_random: Any = sys.modules.get("numpy.random")
-        if isinstance(obj, torch.Generator):
-            self.records.append(GeneratorRecord(obj, obj.get_state()))
-        elif isinstance(obj, random.Random):
-            self.records.append(GeneratorRecord(obj, obj.getstate()))
+        if is_generator(type(obj)):
+            self._record(GeneratorPlace(obj))
         elif numpy is not None and isinstance(obj, numpy.ndarray):
-            self.records.append(ArrayRecord(obj, obj.copy()))
-        elif numpy_random is not None and isinstance(obj, numpy_random.Generator):
-            state = copy.deepcopy(obj.bit_generator.state)
-            self.records.append(GeneratorRecord(obj, state))
-        elif numpy_random is not None and isinstance(obj, numpy_random.RandomState):
-            self.records.append(GeneratorRecord(obj, obj.get_state()))
+            self._record(ArrayPlace(obj))
         else:
             return False
         return True
+
+    def _record(self, place: Place) -> None:
+        self.records.append(_PlaceRecord(place))
 
     def _visit_object(self, path: str, obj: object) -> None:
         if not holds_state(obj):
             return
         names = slot_names(obj)
         if names:
-            values = {name: getattr(obj, name) for name in names if hasattr(obj, name)}
-            self.records.append(SlotsRecord(obj, names, values))
-            self._push(path, ((f".{name}", value) for name, value in values.items()))
+            place = SlotsPlace(obj, names)
+            self._record(place)
+            self._push(path, ((f".{name}", value) for name, value in place.now().items()))
         namespace = getattr(obj, "__dict__", None)
         if not isinstance(namespace, dict):
             return
-        self.records.append(DictRecord(namespace, list(namespace), list(namespace.values())))
+        self._record(DictPlace(namespace))
         self._seen[id(namespace)] = namespace
         prefix = f"{path}." if path else ""
         for name, value in namespace.items():
             if name in _REGISTRIES and isinstance(obj, nn.Module) and isinstance(value, dict):
                 self._seen[id(value)] = value
-                self.records.append(DictRecord(value, list(value), list(value.values())))
+                self._record(DictPlace(value))
                 self._stack += [(prefix + key, child) for key, child in value.items()]
             else:
                 self._stack.append((prefix + name, value))

@@ -1,11 +1,13 @@
-"""Where a region finds what it reads: namespaces, containers, closure cells, generators.
+"""Where state stands: namespaces, containers, closure cells, generators of random numbers.
 
 A place knows its present content and takes another one; content is compared by identity, so
 what is as it was is not written.
 """
 
+import copy
 import operator
 import random
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ __all__ = [
     "Place",
     "SetPlace",
     "SlotsPlace",
+    "is_generator",
 ]
 
 
@@ -320,6 +323,21 @@ class DefaultsPlace:
             setattr(self.function, self.name, content)
 
 
+def is_generator(kind: type) -> bool:
+    """Whether objects of a class generate random numbers: one of torch, Python or NumPy.
+
+    Example:
+        >>> is_generator(torch.Generator), is_generator(random.Random), is_generator(list)
+        (True, True, False)
+    """
+    if issubclass(kind, torch.Generator | random.Random):
+        return True
+    numpy_random: Any = sys.modules.get("numpy.random")
+    return numpy_random is not None and issubclass(
+        kind, (numpy_random.Generator, numpy_random.RandomState)
+    )
+
+
 @dataclass(eq=False, slots=True)
 class GeneratorPlace:
     """The state of a random number generator that somebody holds."""
@@ -341,7 +359,7 @@ class GeneratorPlace:
         if isinstance(generator, random.Random):
             return generator.getstate()
         if hasattr(generator, "bit_generator"):
-            return generator.bit_generator.state
+            return copy.deepcopy(generator.bit_generator.state)
         return generator.get_state()
 
     def put(self, content: Any) -> None:
@@ -373,6 +391,6 @@ class ArrayPlace:
         return self.array.copy()
 
     def put(self, content: Any) -> None:
-        """Write the elements."""
-        if self.array.flags.writeable:
+        """Write the elements, if a byte differs."""
+        if self.array.tobytes() != content.tobytes():
             self.array[...] = content
