@@ -130,7 +130,7 @@ class Region:
     def begin(self) -> None:
         """Take the states of the streams of random numbers, when no other region draws."""
         self._torch_streams = TorchStreams(self.sentinels)
-        self._streams = Streams.capture(self._names_of_streams)
+        self._streams = Streams(self._names_of_streams)
 
     def settle(self, is_contended: bool) -> None:
         """Let go of what only the forward needs.

@@ -4,7 +4,7 @@ import hashlib
 import importlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,8 +62,15 @@ class RandomState:
                     streams[f"torch.{name}:{index}"] = state
             elif hasattr(module, "get_rng_state"):
                 streams[f"torch.{name}"] = module.get_rng_state()
-        streams["python"] = random.getstate()
-        numpy_random = _numpy_random()
+        return cls({**streams, **cls.capture_outside_torch(("python", "numpy")).streams})
+
+    @classmethod
+    def capture_outside_torch(cls, names: Collection[str]) -> "RandomState":
+        """Take the present state of streams that are not torch's: ``"python"``, ``"numpy"``."""
+        streams: dict[str, Any] = {}
+        if "python" in names:
+            streams["python"] = random.getstate()
+        numpy_random = _numpy_random() if "numpy" in names else None
         if numpy_random is not None:
             streams["numpy"] = numpy_random.get_state()
         return cls(streams)
