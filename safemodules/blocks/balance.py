@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from safemodules.blocks.segment_runs import run_children
 from safemodules.blocks.segments import starts_of
 from safemodules.state import preserved
+from safemodules.state.saved import SavedBytes
 from safemodules.trees import map_tensors
 
 __all__ = ["boundaries", "saved_bytes"]
@@ -31,23 +32,17 @@ def saved_bytes(
         kwargs: its keyword arguments.
         spread: whether tuples are spread between children.
     """
-    known = {tensor.untyped_storage().data_ptr() for tensor in (*seq.parameters(), *seq.buffers())}
-    alive: list[Tensor] = []  # so that no memory is used twice
+    memory = SavedBytes((*seq.parameters(), *seq.buffers()))
     costs: list[int] = []
 
-    def count(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            known.add(storage.data_ptr())
-            alive.append(tensor)
-            costs[-1] += storage.nbytes()
-        return tensor
+    def add(size: int) -> None:
+        costs[-1] += size
 
     args, kwargs = map_tensors(_as_within_a_model, (args, dict(kwargs)))
     with preserved(seq), torch.enable_grad():
         for child in seq:
             costs.append(0)
-            with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            with memory.counted(add):
                 out = run_children((child,), spread, args, kwargs)
             args = out if spread and type(out) is tuple else (out,)
     return costs

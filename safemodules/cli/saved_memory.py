@@ -6,8 +6,9 @@ import copy
 from dataclasses import dataclass
 from itertools import chain
 
-import torch
 from torch import Tensor, nn
+
+from safemodules.state.saved import SavedBytes
 
 
 @dataclass(frozen=True)
@@ -33,23 +34,7 @@ def measure_saved(model: nn.Module, *inputs: Tensor) -> SavedMemory:
     can be measured for a model whose backward raises.
     """
     model = copy.deepcopy(model)
-    owned = {t.untyped_storage().data_ptr() for t in chain(model.parameters(), model.buffers())}
-    saved: dict[int, Tensor] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        # Detached: an op's own result handed back as it is would keep its graph alive forever.
-        kept = tensor.detach()
-        saved.setdefault(kept.untyped_storage().data_ptr(), kept)
-        return kept
-
-    def unpack(tensor: Tensor) -> Tensor:
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+    sizes: list[int] = []
+    with SavedBytes(chain(model.parameters(), model.buffers())).counted(sizes.append):
         model(*inputs)
-    sizes = [
-        tensor.untyped_storage().nbytes()
-        for pointer, tensor in saved.items()
-        if pointer not in owned
-    ]
     return SavedMemory(nbytes=sum(sizes), storages=len(sizes))

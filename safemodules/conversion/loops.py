@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from safemodules.conversion.bisection import find_guilty
 from safemodules.conversion.region_decisions import (
@@ -21,6 +22,7 @@ from safemodules.conversion.trial import Outcome, Trial
 from safemodules.errors import ConversionError
 from safemodules.rewriting.checkpoints import metered
 from safemodules.state import preserved, seed_everything
+from safemodules.state.saved import SavedBytes
 from safemodules.trees import clone_inputs, flatten_tensors
 from safemodules.verification import Equivalence
 from safemodules.verification.observation import set_mode
@@ -57,18 +59,25 @@ class _LoopMeter:
     def __init__(self, model: nn.Module) -> None:
         self.regions: dict[tuple[str, int], _Measured] = defaultdict(_Measured)
         self.total = 0
-        self._ignored = {_memory(t) for t in (*model.parameters(), *model.buffers())}
-        self._seen: set[int] = set()
+        self._memory = SavedBytes((*model.parameters(), *model.buffers()))
         self._open: list[tuple[str, int]] = []
         self._bytes: list[int] = []
+
+    def counting(self) -> AbstractContextManager[Any]:
+        """Count what is saved."""
+        return self._memory.counted(self._add)
+
+    def _add(self, size: int) -> None:
+        self.total += size
+        self._bytes = [count + size for count in self._bytes]
 
     def __call__(self, filename: str, key: int, call: Callable[..., Any], call_args: Any) -> Any:
         """Run one call of a region."""
         name = _original(filename), key
         for outer in self._open:
             self.regions[outer].inner.add(name)
-        given = {_memory(tensor) for _, tensor in flatten_tensors(call_args)} - self._seen
-        self._seen |= given  # what a region is given stays alive for its recomputation
+        # What a region is given stays alive for its recomputation.
+        self._memory.meet(tensor for _, tensor in flatten_tensors(call_args))
         args, kwargs = call_args
         self._open.append(name)
         self._bytes.append(0)
@@ -80,22 +89,6 @@ class _LoopMeter:
             measured.seconds += perf_counter() - started
             measured.calls.append(self._bytes.pop())
             self._open.pop()
-
-    def pack(self, tensor: Tensor) -> Tensor:
-        """Count a tensor that is saved; each piece of memory once."""
-        memory = _memory(tensor)
-        if memory not in self._ignored and memory not in self._seen:
-            self._seen.add(memory)
-            size = tensor.untyped_storage().nbytes()
-            self.total += size
-            self._bytes = [count + size for count in self._bytes]
-        return tensor
-
-
-def _memory(tensor: Tensor) -> int:
-    if tensor.layout is not torch.strided:
-        return id(tensor)
-    return tensor.untyped_storage().data_ptr()
 
 
 def _original(filename: str) -> str:
@@ -121,7 +114,6 @@ def decide_regions(
         ConversionError: a region that the user checkpoints, or a module that is to be, does not
             compute the same.
     """
-    _check_chosen(trial, outcome, chosen)
     modules = tuple(chosen.values())
     regions = trial.survey.regions
     decided = decide_regions_without_inputs(regions, loops=loops)
@@ -130,29 +122,34 @@ def decide_regions(
     kept = [region for region, decision in decided.items() if decision.verdict == "checkpoint"]
     if not kept and not chosen:
         return decided, outcome
-    equivalence, equivalent = trial.compare_checkpointed(outcome, kept, modules)
+    plain = trial.observe_plain(outcome)
+
+    def compare(
+        regions: Sequence[RegionSite], modules: Sequence[nn.Module]
+    ) -> tuple[Equivalence, bool]:
+        return trial.compare_checkpointed(outcome, plain, regions, modules)
+
+    equivalence, equivalent = compare(kept, modules)
     if not equivalent:
-        guilty = find_guilty(kept, lambda some: not trial.compare_checkpointed(outcome, some)[1])
+        _check_chosen(chosen, lambda modules: compare((), modules)[1])
+        guilty = find_guilty(kept, lambda some: not compare(some, ())[1])
         _refuse([region for region in guilty if region.is_rerouted], equivalence)
         decided.update(dict.fromkeys(guilty, DIFFERS))
         kept = [region for region in kept if region not in guilty]
-        equivalence, _ = trial.compare_checkpointed(outcome, kept, modules)
+        equivalence, _ = compare(kept, modules)
     return decided, Outcome(outcome.decisions, outcome.copies, equivalence)
 
 
-def _check_chosen(trial: Trial, outcome: Outcome, chosen: Mapping[str, nn.Module]) -> None:
+def _check_chosen(
+    chosen: Mapping[str, nn.Module], equivalent: Callable[[Sequence[nn.Module]], bool]
+) -> None:
     """Refuse modules that do not compute the same when they are checkpointed."""
-    modules = tuple(chosen.values())
-    if not chosen or trial.compare_checkpointed(outcome, (), modules)[1]:
-        return
-    guilty = find_guilty(
-        list(chosen),
-        lambda some: not trial.compare_checkpointed(outcome, (), [chosen[p] for p in some])[1],
-    )
-    raise ConversionError(
-        f"checkpointed, {', '.join(map(repr, guilty))} would not compute what the model computes "
-        f"without. Leave it out of checkpoint=. The model is unchanged."
-    )
+    guilty = find_guilty(list(chosen), lambda some: not equivalent([chosen[p] for p in some]))
+    if guilty:
+        raise ConversionError(
+            f"checkpointed, {', '.join(map(repr, guilty))} would not compute what the model "
+            f"computes without. Leave it out of checkpoint=. The model is unchanged."
+        )
 
 
 def _refuse(regions: Sequence[RegionSite], equivalence: Equivalence) -> None:
@@ -206,7 +203,6 @@ def _measure(trial: Trial, outcome: Outcome) -> _LoopMeter:
         set_mode(model, mode)
         seed_everything(0)
         handed, _ = clone_inputs(trial.call, requires_grad=False)
-        hooks = torch.autograd.graph.saved_tensors_hooks(meter.pack, lambda tensor: tensor)
-        with torch.enable_grad(), hooks:
+        with torch.enable_grad(), meter.counting():
             model(*handed.inputs, **handed.kwargs)
     return meter

@@ -265,16 +265,29 @@ class Trial:
         model, call = self.survey.model, self.call
         return observe_modes(model, call.inputs, call.kwargs, self.modes, like=self.reference)
 
+    def observe_plain(self, outcome: Outcome) -> dict[str, Observation]:
+        """What the converted model does without checkpoints."""
+        return self._observe(_swapped(outcome.decisions), outcome.copies)
+
     def compare_checkpointed(
-        self, outcome: Outcome, regions: Sequence[RegionSite], chosen: Sequence[nn.Module] = ()
+        self,
+        outcome: Outcome,
+        plain: Mapping[str, Observation],
+        regions: Sequence[RegionSite],
+        chosen: Sequence[nn.Module] = (),
     ) -> tuple[Equivalence, bool]:
         """Compare the converted model, some regions and modules of it checkpointed.
+
+        Args:
+            outcome: the conversion.
+            plain: what it does without checkpoints.
+            regions: regions that are checkpointed.
+            chosen: modules that are.
 
         Returns:
             The comparison with the original, and whether it computes what it does without
             checkpoints; where the original cannot run backward, only that tells of gradients.
         """
-        plain = self._observe(_swapped(outcome.decisions), outcome.copies)
         with self.with_regions(outcome, regions, chosen), out_of_place():
             seen = self._observed()
         raises = any(
