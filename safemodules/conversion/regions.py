@@ -15,8 +15,31 @@ from safemodules.rewriting.region_edits import RegionEdits, key_of
 __all__ = ["RegionSite", "find_region_sites"]
 
 
+class Edited:
+    """Something in the source of modules that a conversion edits."""
+
+    file: SourceFile
+    modules: dict[str, nn.Module]
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Offsets of the edit in the file."""
+        raise NotImplementedError
+
+    @property
+    def done(self) -> bool:
+        """Whether an earlier conversion has edited it, for every module that runs it."""
+        modules = {id(module): module for module in self.modules.values()}
+        return bool(modules) and all(map(self.done_in, modules.values()))
+
+    def done_in(self, module: nn.Module) -> bool:
+        """Whether an earlier conversion of one module has edited it."""
+        rewriting = rewriting_of(type(module))
+        return rewriting is not None and rewriting.holds(self.file.filename, *self.span)
+
+
 @dataclass(eq=False)
-class RegionSite:
+class RegionSite(Edited):
     """A region in the source of one or more functions on the forward path.
 
     Attributes:
@@ -54,16 +77,6 @@ class RegionSite:
         edit = RegionEdits(self.file).edit(self.found)
         return edit.start, edit.end
 
-    @property
-    def done(self) -> bool:
-        """Whether an earlier conversion has edited it, for every module that runs it."""
-        return bool(self.modules) and all(map(self.done_in, self.modules.values()))
-
-    def done_in(self, module: nn.Module) -> bool:
-        """Whether an earlier conversion of one module has edited it."""
-        rewriting = rewriting_of(type(module))
-        return rewriting is not None and rewriting.holds(self.file.filename, *self.span)
-
     def __str__(self) -> str:
         lineno = self.found.lineno
         where = self.path or "the model itself"
@@ -77,7 +90,12 @@ def find_region_sites(reach: Reach, paths: dict[int, list[str]]) -> list[RegionS
         reach: the functions that a forward reaches.
         paths: all dotted paths of each module, by its identity.
     """
-    sites = [site for reached in reach.all() for site in reached.findings.sites]
+    sites = {
+        key
+        for reached in reach.all()
+        for site in reached.findings.sites
+        for key in (site.key, id(site.node))
+    }
     found: dict[int, RegionSite] = {}
     for reached in reach.all():
         if reached.source is None:
@@ -88,9 +106,8 @@ def find_region_sites(reach: Reach, paths: dict[int, list[str]]) -> list[RegionS
                 file = reached.source.file
                 known = found[region.key] = RegionSite(region, file, reached.path)
             known.runs.append(reached)
-            for cls in reach.run_by(reached):
-                for _, module in reach.classes[cls].instances:
-                    known.modules.update((path, module) for path in paths[id(module)])
+            for module in reach.modules_running(reached):
+                known.modules.update((path, module) for path in paths[id(module)])
     return _without_overlaps(found.values())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from safemodules.conversion.regions import RegionSite, find_region_sites
+from safemodules.conversion.regions import Edited, RegionSite, find_region_sites
 from safemodules.errors import ConversionError, ModuleTypeError
 from safemodules.mutation.found import FoundSite, Obstacle
 from safemodules.mutation.internals import (
@@ -25,7 +25,6 @@ from safemodules.mutation.reach import Reach, ReachedClass, Skipped, explore
 from safemodules.mutation.resolution import is_torch_class
 from safemodules.mutation.sites import Site, SiteKind, joined_path
 from safemodules.mutation.source import SourceFile
-from safemodules.rewriting.classes import rewriting_of
 from safemodules.rewriting.inference import FLAG_MARK
 
 FORWARD = "forward"
@@ -34,7 +33,7 @@ _FLAGGED_FORWARDS = frozenset(inspect.getattr_static(cls, FORWARD) for cls in IN
 
 
 @dataclass(eq=False)
-class SourceSite:
+class SourceSite(Edited):
     """A site in the source of one or more functions on the forward path.
 
     Attributes:
@@ -59,16 +58,9 @@ class SourceSite:
         return tuple(self.modules)
 
     @property
-    def done(self) -> bool:
-        """Whether an earlier conversion has swapped it, for every module that runs it."""
-        modules = {id(module): module for module in self.modules.values()}
-        return bool(modules) and all(self.done_in(module) for module in modules.values())
-
-    def done_in(self, module: nn.Module) -> bool:
-        """Whether an earlier conversion of one module has swapped it."""
-        rewriting = rewriting_of(type(module))
-        start, end = self.file.start(self.found.node), self.file.end(self.found.node)
-        return rewriting is not None and rewriting.holds(self.file.filename, start, end)
+    def span(self) -> tuple[int, int]:
+        """Offsets of the edit in the file."""
+        return self.file.start(self.found.node), self.file.end(self.found.node)
 
 
 @dataclass(eq=False)
@@ -267,9 +259,8 @@ def _source_sites(reach: Reach, paths: dict[int, list[str]]) -> list[SourceSite]
                 name = reached.source.class_name
                 known = found[site.key] = SourceSite(where, site, file, name, site.obstacle)
             known.obstacle = known.obstacle or site.obstacle
-            for cls in reach.run_by(reached):
-                for _, module in reach.classes[cls].instances:
-                    known.modules.update((path, module) for path in paths[id(module)])
+            for module in reach.modules_running(reached):
+                known.modules.update((path, module) for path in paths[id(module)])
     return sorted(found.values(), key=_order)
 
 

@@ -9,12 +9,11 @@ from torch import nn
 
 from safemodules.blocks.checkpointed_seq import CheckpointedSeq
 from safemodules.conversion.record import ConversionRecord
-from safemodules.conversion.regions import RegionSite
+from safemodules.conversion.regions import Edited, RegionSite
 from safemodules.conversion.survey import (
     FORWARD,
     AnySite,
     FlagSite,
-    SourceSite,
     Survey,
     visible_modules,
 )
@@ -133,8 +132,7 @@ def _modules_with_news(
     swapped: Collection[AnySite], regions: Collection[RegionSite], chosen: Collection[nn.Module]
 ) -> set[int]:
     """Modules that run something which an earlier conversion of theirs has left as it was."""
-    edited: list[SourceSite | RegionSite] = [s for s in swapped if isinstance(s, SourceSite)]
-    edited += regions
+    edited = (*(site for site in swapped if isinstance(site, Edited)), *regions)
     return {
         id(module)
         for site in edited

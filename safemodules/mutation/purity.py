@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from safemodules.mutation import nodes
 from safemodules.mutation.resolution import Context, is_foreign, is_self, resolve
 from safemodules.mutation.scopes import Scope
 
@@ -28,7 +29,6 @@ _CONTAINERS: Final = (nn.ModuleList, nn.ModuleDict, nn.Sequential, list, tuple, 
 _TRANSPARENT: Final = (
     *(ast.Constant, ast.Attribute, ast.Subscript, ast.Slice, ast.Tuple, ast.List, ast.BinOp),
     *(ast.UnaryOp, ast.Compare, ast.Starred, ast.keyword, ast.Dict),
-    *(ast.expr_context, ast.operator, ast.unaryop, ast.cmpop),
 )
 
 
@@ -61,11 +61,11 @@ class Purity:
             called = self.runs_module(node) or self._is_pure_callee(node.func)
             inner = [*node.args, *node.keywords]
             if not isinstance(node.func, ast.Name):
-                inner += list(ast.iter_child_nodes(node.func))
+                inner += nodes.children(node.func)
             return called and all(map(self.is_pure, inner))
         if not isinstance(node, _TRANSPARENT):
             return False
-        return all(map(self.is_pure, ast.iter_child_nodes(node)))
+        return all(map(self.is_pure, nodes.children(node)))
 
     def _is_pure_callee(self, callee: ast.expr) -> bool:
         values = self.resolve(callee)

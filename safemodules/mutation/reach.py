@@ -109,6 +109,11 @@ class Reach:
                 rest += self.callers.get(run, ())
         return found
 
+    def modules_running(self, reached: Reached) -> Iterator[nn.Module]:
+        """The modules that run a function, themselves or through others."""
+        for cls in self.run_by(reached):
+            yield from (module for _, module in self.classes[cls].instances)
+
     def all(self) -> Iterator[Reached]:
         """Every reached function, once per class that runs it."""
         for reached in self.functions.values():

@@ -3,13 +3,13 @@
 import ast
 import enum
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch.utils.checkpoint as torch_checkpointing
 
-from safemodules.mutation.found import FoundSite
+from safemodules.mutation.nodes import children, walk
 from safemodules.mutation.purity import Purity
 from safemodules.mutation.resolution import Context
 from safemodules.mutation.scopes import COMPREHENSIONS, FUNCTIONS, Scope, walk_scopes
@@ -59,16 +59,16 @@ class FoundRegion:
         return self.nodes[0].lineno  # type: ignore[attr-defined, no-any-return]
 
 
-def find_regions(node: ast.AST, context: Context, sites: Iterable[FoundSite]) -> list[FoundRegion]:
+def find_regions(node: ast.AST, context: Context, sites: Collection[int]) -> list[FoundRegion]:
     """Find the regions of a function, in the order of the text.
 
     Args:
         node: the definition of the function.
         context: the function and the objects it runs on.
-        sites: its in-place sites.
+        sites: identities of the nodes that overwrite a tensor.
     """
     scopes = {id(inner): scope for inner, scope in walk_scopes(node)}
-    purity = Purity(context, scopes, {site.key for site in sites} | {id(s.node) for s in sites})
+    purity = Purity(context, scopes, sites)
     finder = _Finder(node, purity)
     body = node.body if isinstance(node.body, list) else [node.body]  # type: ignore[attr-defined]
     finder.block(body, looped=False)
@@ -80,7 +80,7 @@ def find_regions(node: ast.AST, context: Context, sites: Iterable[FoundSite]) ->
 
 
 def _rerouted(node: ast.AST, purity: Purity) -> Iterator[FoundRegion]:
-    for inner in ast.walk(node):
+    for inner in walk(node):
         if id(inner) in purity.scopes:
             if isinstance(inner, ast.Name | ast.Attribute) and _is_checkpoint(inner, purity):
                 yield FoundRegion(RegionKind.REROUTED, (inner,))
@@ -170,7 +170,7 @@ class _Finder:
         if isinstance(node, ast.Call) and self.purity.resolve(node.func) == [map] and node.args:
             if self.purity.runs_module(ast.copy_location(ast.Call(node.args[0], [], []), node)):
                 self.found.append(FoundRegion(RegionKind.MAPPED, (node.args[0],)))
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             child = child.value if isinstance(child, ast.keyword) else child
             if isinstance(child, ast.expr):
                 self._expression(child, looped=looped)
@@ -187,7 +187,7 @@ class _Finder:
     def _candidates(self, node: ast.AST) -> list[ast.Call]:
         return [
             inner
-            for inner in ast.walk(node)
+            for inner in walk(node)
             if isinstance(inner, ast.Call)
             and id(inner) in self.purity.scopes
             and self.purity.runs_module(inner)
@@ -257,7 +257,7 @@ class _Finder:
         """What the candidates call, as far as evaluating it early is the same."""
         found = []
         for call in (call for node in nodes for call in self._candidates(node)):
-            inner = list(ast.walk(call.func))
+            inner = list(walk(call.func))
             names = {name.id for name in inner if isinstance(name, ast.Name)}
             simple = not any(isinstance(part, ast.Call) for part in inner)
             if simple and not names & bound and call.func.lineno == call.func.end_lineno:
@@ -266,12 +266,12 @@ class _Finder:
 
     def _names_read(self, nodes: Sequence[ast.AST]) -> tuple[str, ...]:
         """Local names that nodes read before they bind them."""
-        inside = {id(inner) for node in nodes for inner in ast.walk(node)}
+        inside = {id(inner) for node in nodes for inner in walk(node)}
         bound: set[str] = set()
         found: dict[str, None] = {}
         for node in nodes:
             value = node.value if isinstance(node, ast.Assign) else node
-            for inner in ast.walk(value):
+            for inner in walk(value):
                 if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load):
                     holder = self._holder(inner)
                     if holder is not None and id(holder.node) not in inside:
@@ -286,10 +286,10 @@ class _Finder:
         return None if scope is None else scope.holder(name.id)
 
     def _names_read_elsewhere(self, nodes: Sequence[ast.AST]) -> set[str]:
-        inside = {id(inner) for node in nodes for inner in ast.walk(node)}
+        inside = {id(inner) for node in nodes for inner in walk(node)}
         return {
             inner.id
-            for inner in ast.walk(self.function)
+            for inner in walk(self.function)
             if isinstance(inner, ast.Name)
             and not isinstance(inner.ctx, ast.Store)
             and id(inner) not in inside
@@ -297,12 +297,12 @@ class _Finder:
 
 
 def _computes(node: ast.AST) -> bool:
-    return any(isinstance(inner, ast.Call | ast.BinOp) for inner in ast.walk(node))
+    return any(isinstance(inner, ast.Call | ast.BinOp) for inner in walk(node))
 
 
 def _computes_around(node: ast.AST) -> bool:
     """Whether an expression with one call computes anything else."""
-    return sum(isinstance(inner, ast.Call | ast.BinOp) for inner in ast.walk(node)) > 1
+    return sum(isinstance(inner, ast.Call | ast.BinOp) for inner in walk(node)) > 1
 
 
 def _has_bare_generator(call: ast.Call) -> bool:
