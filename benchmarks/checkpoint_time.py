@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +29,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from benchmarks.memory import measure_step
-from benchmarks.report import RESULTS, table, versions
+from benchmarks.report import RESULTS, command_line, table, version_list
+from benchmarks.step_time import loss, step
 from benchmarks.timing import Ratio, interleave
 from safemodules import CheckpointedSeq
 from safemodules import checkpoint as exact
@@ -200,21 +200,6 @@ class Row:
     is_exact: bool
 
 
-def loss(output: Tensor) -> Tensor:
-    """The sum, so that the step is the model's own work."""
-    return output.sum()
-
-
-def step(model: nn.Module, inputs: Tensor) -> Callable[[], None]:
-    """One forward and backward."""
-
-    def run() -> None:
-        model.zero_grad(set_to_none=True)
-        loss(model(inputs)).backward()
-
-    return run
-
-
 def state_after_a_step(model: nn.Module, inputs: Tensor) -> list[Tensor]:
     """Gradients, and buffers."""
     model = copy.deepcopy(model)
@@ -253,7 +238,7 @@ def measure(name: str, rounds: int, peers: int) -> tuple[float, list[Row]]:
 
 def page(found: dict[str, tuple[float, list[Row]]], shapes: dict[str, str], command: str) -> str:
     """The Markdown page."""
-    pairs = ", ".join(f"{name} {version}" for name, version in versions().items())
+    pairs = version_list()
     lines = [
         "# Step time and peak of exact checkpointing",
         "",
@@ -313,8 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=RESULTS / "checkpoint_time.md")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    words = [*(sys.argv[1:] if arguments is None else arguments)]
-    command = shlex.join(["python", "-m", "benchmarks.checkpoint_time", *words])
+    command = command_line("checkpoint_time", arguments)
     found, shapes = {}, {}
     for name in options.only:
         found[name] = measure(name, options.rounds, options.peers)

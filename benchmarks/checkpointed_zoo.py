@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import shlex
 import sys
 import time
 import warnings
@@ -30,7 +29,7 @@ from torch import nn
 
 from benchmarks.cases import RUN_SEED, SUITES, Case, load_suite, seed_everything, select
 from benchmarks.digests import digest_leaf, leaves
-from benchmarks.report import RESULTS, table, versions
+from benchmarks.report import RESULTS, command_line, table, version_list
 from benchmarks.runs import first_line, rng_digest, weighted_sum
 from safemodules import CheckpointedSeq, convert_model
 from safemodules.errors import ModuleTypeError, OptionError, SafeModulesError
@@ -142,7 +141,7 @@ def summary(results: Sequence[Result]) -> str:
 
 def page(results: Sequence[Result], command: str) -> str:
     """The Markdown page."""
-    pairs = ", ".join(f"{name} {version}" for name, version in versions().items())
+    pairs = version_list()
     lines = [
         "# Zoo: training with checkpointed sequences against training without",
         "",
@@ -205,8 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
     name = "checkpointed_zoo_converted.md" if options.convert else "checkpointed_zoo.md"
     path = options.output or RESULTS / name
-    words = [*(sys.argv[1:] if arguments is None else arguments)]
-    command = shlex.join(["python", "-m", "benchmarks.checkpointed_zoo", *words])
+    command = command_line("checkpointed_zoo", arguments)
     torch.set_num_threads(1)
     results = {r.case: r for r in (read(path) if options.update else []) if r.status == "equal"}
     cases = select((case for suite in suites for case in load_suite(suite)), options.only)

@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import shlex
 import sys
 import traceback
 import warnings
@@ -34,7 +33,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import safemodules as sm
-from benchmarks.report import RESULTS, versions
+from benchmarks.report import RESULTS, command_line, version_list
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from program_strategy import programs
@@ -110,8 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         earlier = json.loads(stored.read_text())
         kinds.update(earlier["kinds"])
         done, failures, commands = earlier["programs"], earlier["wrong"], earlier["commands"]
-    words = [*(sys.argv[1:] if arguments is None else arguments)]
-    commands.append(shlex.join(["python", "-m", "benchmarks.conversion_fuzz", *words]))
+    commands.append(command_line("conversion_fuzz", arguments))
     chunks = range(options.first, options.first + -(-options.programs // CHUNK))
     with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=8) as pool:
         for found, count, wrong in pool.imap_unordered(run_chunk, chunks):
@@ -129,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def page(done: int, kinds: Counter[str], failures: Sequence[str], commands: Sequence[str]) -> str:
     """The Markdown page."""
-    pairs = ", ".join(f"{name} {version}" for name, version in versions().items())
+    pairs = version_list()
     wrong = [text.splitlines()[0] for text in failures]
     lines = [
         "# Random programs after their conversion",

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.cases import load_case
-from benchmarks.report import RESULTS, table, versions
+from benchmarks.report import RESULTS, command_line, table, version_list
 
 MODELS = (
     "resnet18",
@@ -106,8 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append([name, f"{step_seconds(name):.2f}", *(f"{value:.2f}" for value in figures)])
         slow += [name] if alone["cold"] > options.limit else []
         print(" ".join(rows[-1]), flush=True)
-    words = [*(sys.argv[1:] if arguments is None else arguments)]
-    command = shlex.join(["python", "-m", "benchmarks.conversion_time", *words])
+    command = command_line("conversion_time", arguments)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(page(rows, command, options.runs))
     return 1 if slow else 0
@@ -115,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def page(rows: Sequence[Sequence[str]], command: str, runs: int) -> str:
     """The Markdown page."""
-    pairs = ", ".join(f"{name} {version}" for name, version in versions().items())
+    pairs = version_list()
     header = ["model", "one step", "cold", "warm", "cold, with inputs", "warm, with inputs"]
     lines = [
         "# Seconds that `convert_model` takes",

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +22,7 @@ import torchvision
 from torch import Tensor, nn
 
 import safemodules as sm
-from benchmarks.report import RESULTS, table, versions
+from benchmarks.report import RESULTS, command_line, table, version_list
 from benchmarks.timing import Ratio, interleave
 
 PLAIN, AGAIN, DIAGNOSE, WATCH = "plain", "plain again (noise)", "diagnose", "watch"
@@ -92,7 +91,7 @@ def measure(name: str, rounds: int) -> list[tuple[str, float, dict[str, Ratio]]]
 
 def page(found: Sequence[tuple[str, float, dict[str, Ratio]]], command: str) -> str:
     """The Markdown page."""
-    pairs = ", ".join(f"{name} {version}" for name, version in versions().items())
+    pairs = version_list()
     body = [
         [label, f"{1e3 * seconds:.1f}", variant, str(ratio), str(LIMITS.get(variant, ""))]
         for label, seconds, ratios in found
@@ -126,8 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     found = [row for name in options.only for row in measure(name, options.rounds)]
-    words = [*(sys.argv[1:] if arguments is None else arguments)]
-    command = shlex.join(["python", "-m", "benchmarks.diagnosis", *words])
+    command = command_line("diagnosis", arguments)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(page(found, command))
     slow = [

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import shlex
 import sys
 import time
 import warnings
@@ -29,7 +28,7 @@ from torch import nn
 
 import safemodules as sm
 from benchmarks.cases import RUN_SEED, SUITES, Call, Case, Mode, load_suite, seed_everything, select
-from benchmarks.report import RESULTS, read_commands, table, versions
+from benchmarks.report import RESULTS, command_line, read_commands, table, version_list
 from safemodules.trees import clone_inputs, flatten_tensors
 
 
@@ -129,7 +128,7 @@ def write(rows: Sequence[Row], path: Path, commands: Sequence[str]) -> None:
 
 def page(rows: Sequence[Row], commands: Sequence[str]) -> str:
     """The Markdown page."""
-    pairs = ", ".join(f"{name} {version}" for name, version in versions().items())
+    pairs = version_list()
     bad = [row for row in rows if not row.good and not row.crash]
     shown = [row for row in rows if row.clashes or row.possible or row.warnings or row.raised]
     body = [
@@ -201,9 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = select((case for suite in suites for case in load_suite(suite)), options.only)
     known = read(options.output) if options.update else []
     rows = {(row.name, row.mode): row for row in known}
-    words = [*(sys.argv[1:] if arguments is None else arguments)]
     commands = read_commands(options.output) if options.update else []
-    commands.append(shlex.join(["python", "-m", "benchmarks.diagnosis_zoo", *words]))
+    commands.append(command_line("diagnosis_zoo", arguments))
     for number, case in enumerate(case for case in cases if not (options.light and case.heavy)):
         for mode in case.gradients:
             if options.missing and (case.name, mode) in rows:

@@ -21,7 +21,6 @@ import importlib
 import importlib.util
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -33,7 +32,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.report import RESULTS, table, versions
+from benchmarks.report import RESULTS, command_line, table, version_list
 from safemodules.linting.fixer import fix_bytes, write_file
 from safemodules.linting.run import lint_paths
 
@@ -188,7 +187,7 @@ def page(
         *(table(["Model", "Modes, or what it raises"], [[f"`{n}`", w] for n, w in
                 sorted(differing.items())]) if differing else ["none"]),
         "",
-        f"`{command}` with {', '.join(f'{k} {v}' for k, v in versions().items())}",
+        f"`{command}` with {version_list()}",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
@@ -219,8 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             names = list(results[ORIGINAL]) if results else None
             limit = options.seconds if names is None else float("inf")
             results[variant] = run_variant(folder, options.libraries, names, limit)
-    arguments = sys.argv[1:] if argv is None else argv
-    command = shlex.join(["python", "-m", "benchmarks.fixed_sources", *arguments])
+    command = command_line("fixed_sources", argv)
     for library in LIBRARIES:
         for variant in VARIANTS[1:]:
             counts.setdefault(f"{variant} {library}", Counter())

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from torch import nn
 import safemodules as sm
 from benchmarks.cases import SUITES, Call, Case, load_suite, seed_everything, select
 from benchmarks.memory import StorageCounter
-from benchmarks.report import RESULTS, table, versions
+from benchmarks.report import RESULTS, command_line, table, version_list
 from safemodules.trees import flatten_tensors
 
 
@@ -72,7 +71,7 @@ def run(case: Case) -> Row:
 
 def page(rows: Sequence[Row], command: str, limit: float) -> str:
     """The Markdown page."""
-    known = ", ".join(f"{name} {version}" for name, version in versions().items())
+    known = version_list()
     ordered = sorted(rows, key=lambda row: -row.out_of_place / max(row.original, 1))
     worst = max((row.ratio for row in rows), default=0.0)
     lines = [
@@ -125,8 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         print(f"[{number}/{len(cases)}] {case.name} {rows[-1].ratio:.3f}", flush=True)
         gc.collect()
-        words = sys.argv[1:] if arguments is None else arguments
-        command = shlex.join(["python", "-m", "benchmarks.inference_memory", *words])
+        command = command_line("inference_memory", arguments)
         options.output.write_text(page(rows, command, options.limit))
     return 1 if any(row.ratio > options.limit for row in rows) else 0
 

@@ -19,7 +19,6 @@ import json
 import os
 import pickle
 import random
-import shlex
 import sys
 import time
 from collections import Counter
@@ -28,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cases import DATA
-from benchmarks.report import RESULTS, table, versions
+from benchmarks.report import RESULTS, command_line, table, version_list
 from safemodules.linting.baseline import fingerprint
 from safemodules.linting.codes import CODES
 from safemodules.linting.findings import Finding
@@ -174,8 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.show:
         _show(drawn, judged)
     unread = [f for m in measured for f in m.findings if f.code == "SM001"]
-    arguments = sys.argv[1:] if argv is None else argv
-    command = shlex.join(["python", "-m", "benchmarks.lint", *arguments])
+    command = command_line("lint", argv)
     text = "\n".join([
         "# Findings of lint on three libraries",
         "",
@@ -199,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "",
         *judgement(drawn, judged),
         "",
-        f"`{command}` with {', '.join(f'{k} {v}' for k, v in versions().items())}",
+        f"`{command}` with {version_list()}",
         "",
     ])  # fmt: skip
     options.output.write_text(text, encoding="utf-8")

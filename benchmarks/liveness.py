@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import shlex
 import sys
 import time
 import warnings
@@ -29,7 +28,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.cases import SUITES, Case, load_suite, select
-from benchmarks.report import RESULTS, read_commands, table, versions
+from benchmarks.report import RESULTS, command_line, read_commands, table, version_list
 from safemodules.conversion.decisions import UNDECIDED, decide_without_inputs, verdicts_from_source
 from safemodules.conversion.stale_reads import StaleReads
 from safemodules.conversion.survey import AnySite, Survey, survey_model
@@ -142,7 +141,7 @@ def write(rows: Sequence[Row], path: Path, commands: Sequence[str]) -> None:
 
 def page(rows: Sequence[Row], commands: Sequence[str]) -> str:
     """The Markdown page."""
-    known = ", ".join(f"{name} {version}" for name, version in versions().items())
+    known = version_list()
     lines = [
         "# Sites decided from source alone",
         "",
@@ -216,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = [c for c in select(cases, options.only) if not (options.light and c.heavy)]
     rows = {row.name: row for row in read(options.output)} if options.update else {}
     commands = read_commands(options.output) if options.update else []
-    commands.append(shlex.join(["python", "-m", "benchmarks.liveness", *sys.argv[1:]]))
+    commands.append(command_line("liveness", arguments))
     if options.missing:
         cases = [case for case in cases if case.name not in rows]
     for number, case in enumerate(cases, 1):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +31,7 @@ from benchmarks.loop_ways import (
     tiny,
 )
 from benchmarks.memory import StorageCounter
-from benchmarks.report import RESULTS, table, versions
+from benchmarks.report import RESULTS, command_line, table, version_list
 from benchmarks.timing import interleave
 
 MB = 1e6
@@ -154,12 +153,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     counts = [int(count) for count in options.counts.split(",")]
-    known = ", ".join(f"{name} {version}" for name, version in versions().items())
-    words = sys.argv[1:] if arguments is None else list(arguments)
+    known = version_list()
     lines = [
         "# Loops of losses: AccumulatingLoop beside the other ways",
         "",
-        f"Command: `{shlex.join(['python', '-m', 'benchmarks.loop', *words])}`",
+        f"Command: `{command_line('loop', arguments)}`",
         "",
         f"Versions: {known}; CPU, one thread.",
         "",

@@ -11,7 +11,6 @@ Exit status: 1 if ``inplace="unsafe"`` takes more than ``--limit`` of the hand-m
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 import safemodules as sm
 from benchmarks.memory import measure_step
-from benchmarks.report import RESULTS, table, versions
+from benchmarks.report import RESULTS, command_line, table, version_list
 from benchmarks.step_time import HAND, MIB, loss, step
 from benchmarks.timing import Ratio, interleave
 
@@ -124,9 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             body.append((name, f"{1e3 * seconds:.1f}", variant, str(ratio), peak))
             print(*body[-1], flush=True)
         body.append((name, f"{1e3 * seconds:.1f}", HAND, "1", f"{peaks[HAND] / MIB:.2f}"))
-    words = sys.argv[1:] if arguments is None else arguments
-    command = shlex.join(["python", "-m", "benchmarks.mended_step", *words])
-    known = ", ".join(f"{name} {version}" for name, version in versions().items())
+    command = command_line("mended_step", arguments)
+    known = version_list()
     lines = [
         "# Step time of networks that fail as written",
         "",

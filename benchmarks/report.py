@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -34,6 +36,26 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def version_list() -> str:
+    """The versions in words."""
+    return ", ".join(f"{name} {version}" for name, version in versions().items())
+
+
+def command_line(program: str, arguments: Sequence[str] | None) -> str:
+    """The command that runs a benchmark again.
+
+    Args:
+        program: Name of the module.
+        arguments: Its arguments; ``None`` for those of the process.
+
+    Example:
+        >>> command_line("loop", ["--rounds", "5"])
+        'python -m benchmarks.loop --rounds 5'
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    return shlex.join(["python", "-m", f"benchmarks.{program}", *words])
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
@@ -98,7 +120,7 @@ def markdown(
     outcomes: Sequence[Outcome], commands: Sequence[str], title: str, missing: Sequence[str]
 ) -> str:
     """The whole page: what was run, a summary, a table for each suite, and all differences."""
-    pairs = ", ".join(f"{name} {version}" for name, version in versions().items())
+    pairs = version_list()
     lines = [
         f"# {title}",
         "",

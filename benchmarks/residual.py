@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 
 import safemodules as sm
 from benchmarks.memory import StorageCounter, measure_step
-from benchmarks.report import RESULTS, table, versions
+from benchmarks.report import RESULTS, command_line, table, version_list
 from benchmarks.timing import interleave
 
 MB = 1e6
@@ -118,12 +117,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 [activation, name, *(f"{b / MB:.3f}" for b in (saved, peak, forward)), seconds]
             )
             print(rows[-1], flush=True)
-    known = ", ".join(f"{name} {version}" for name, version in versions().items())
-    words = sys.argv[1:] if arguments is None else list(arguments)
+    known = version_list()
     lines = [
         f"# {BLOCKS} residual blocks",
         "",
-        f"Command: `{shlex.join(['python', '-m', 'benchmarks.residual', *words])}`",
+        f"Command: `{command_line('residual', arguments)}`",
         "",
         f"Versions: {known}; CPU, one thread.",
         "",

@@ -11,7 +11,6 @@ Exit status: 1 if a converted model takes more than ``--limit`` of the hand-edit
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from benchmarks.hand_edits import MODELS, build, edit_by_hand
 from benchmarks.memory import measure_step
-from benchmarks.report import RESULTS, table, versions
+from benchmarks.report import RESULTS, command_line, table, version_list
 from benchmarks.timing import Ratio, interleave
 
 HAND = "edited by hand"
@@ -85,7 +84,7 @@ def measure(name: str, rounds: int) -> Row:
 
 def page(rows: Sequence[Row], command: str) -> str:
     """The Markdown page."""
-    pairs = ", ".join(f"{name} {version}" for name, version in versions().items())
+    pairs = version_list()
     first = rows[0].ratios
     names = list(first)
     header = ["model", "input", "by hand ms", *names, *(f"peak MiB {n}" for n in rows[0].memory)]
@@ -131,8 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append(measure(name, options.rounds))
         text = ", ".join(f"{key} {ratio}" for key, ratio in rows[-1].ratios.items())
         print(f"{name}: by hand {1e3 * rows[-1].seconds:.1f} ms; {text}", flush=True)
-    words = [*(sys.argv[1:] if arguments is None else arguments)]
-    command = shlex.join(["python", "-m", "benchmarks.step_time", *words])
+    command = command_line("step_time", arguments)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(page(rows, command))
     slow = [row.model for row in rows if row.ratios[CONVERTED].median > options.limit]

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from pathlib import Path
 from benchmarks.cases import DATA, SUITES, Case, load_suite, measured_seconds, select
 from benchmarks.compare import GOOD, Outcome
 from benchmarks.converters import CONVERTERS
-from benchmarks.report import RESULTS, read, read_commands, summary, write
+from benchmarks.report import RESULTS, command_line, read, read_commands, summary, write
 from benchmarks.workers import Options, run_cases
 
 
@@ -82,8 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = options.output or default_output(options)
     before = read(path) if options.update else []
     commands = read_commands(path) if options.update else []
-    words = [*(sys.argv[1:] if arguments is None else arguments)]
-    commands.append(shlex.join(["python", "-m", "benchmarks.zoo", *words]))
+    commands.append(command_line("zoo", arguments))
     if options.missing:
         known = {outcome.case for outcome in before if outcome.status in GOOD}
         chosen = [case for case in chosen if case.name not in known]
