@@ -192,8 +192,14 @@ def test_separate_modules_never_wait(monkeypatch):
 
     forward.__module__ = "torch.nn"
     monkeypatch.setattr(nn.Linear, "forward", forward)
+
+    def train(net):
+        out = sm.checkpoint(net, x)
+        meeting.wait()  # until what its forward reads is known, a region is in everybody's way
+        out.sum().backward()
+
     # both recomputations are in the middle at the same time
-    in_threads(*(lambda n=n: sm.checkpoint(n, x).sum().backward() for n in nets))
+    in_threads(*(lambda n=n: train(n) for n in nets))
     assert len(met) == 2
 
 
