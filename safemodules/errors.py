@@ -84,3 +84,11 @@ class LoopItemsError(SafeModulesError, ValueError):
 
 class LoopBodyError(SafeModulesError, RuntimeError):
     """The body of a loop does what would make the loop's result or gradient wrong."""
+
+
+class BudgetWarning(UserWarning):
+    """A forward keeps more than its memory budget was planned for; what it computes is right."""
+
+
+class BudgetError(SafeModulesError, ValueError):
+    """A memory budget is less than the step needs whatever is forgotten."""

@@ -7,14 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 __all__ = [
     "add_all_",
     "dtypes_of",
+    "fake_mode",
+    "is_fake",
     "is_traced",
     "is_transformed",
     "sequence_number",
     "tensor_hooks",
+    "uncounted",
 ]
 
 
@@ -47,3 +51,18 @@ def is_traced() -> bool:
 def is_transformed() -> bool:
     """Whether a transform of ``torch.func`` runs; it cannot be asked publicly."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor has sizes and no values; the class is not exported."""
+    return isinstance(tensor, FakeTensor)
+
+
+def fake_mode() -> FakeTensorMode:
+    """A mode in which tensors have no values; real ones may be used, as if they had none."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def uncounted() -> Any:
+    """Call torch functions without telling modes of them."""
+    return torch._C.DisableTorchFunction()

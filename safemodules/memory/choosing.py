@@ -1,0 +1,164 @@
+"""Which results to forget, so that a step fits a budget and computes as little as possible again.
+
+NOTE [ Search ]: a choice is judged by simulating the step. Three passes, all deterministic:
+
+1. Forget. While the step is over the budget, the change is made that takes most of the excess
+   away for each second that it adds: forgetting a result, or keeping one again, which cuts a long
+   replay in two. The excess is summed over the events, so that a change counts that lowers one of
+   two equal peaks.
+2. Keep. What is forgotten needlessly by now is kept again, the dearest first.
+3. Exchange. A dear result is kept, and cheaper ones are forgotten in its place, as long as that
+   saves time.
+
+How far from the best a choice can be is told by :func:`least_seconds`.
+"""
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from safemodules.memory.simulation import Simulated, Simulation
+
+__all__ = ["Choice", "choose"]
+
+# How many steps may be simulated: what bounds the time of the search, the same on any machine.
+TRIES = 4000
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Results to forget.
+
+    Attributes:
+        forgotten: places of the operators that make them.
+        simulated: the step.
+    """
+
+    forgotten: frozenset[int]
+    simulated: Simulated
+
+
+class _Search:
+    """Looks for the best choice under a budget.
+
+    Args:
+        simulation: simulates choices.
+        budget: bytes.
+        tries: how many steps may be simulated.
+    """
+
+    def __init__(self, simulation: Simulation, budget: int, tries: int) -> None:
+        self._simulation = simulation
+        self._budget = budget
+        self._tries = tries
+        self.chosen: frozenset[int] = frozenset()
+        self.best = self._judge(self.chosen)
+
+    def _judge(self, chosen: Iterable[int]) -> Choice:
+        self._tries -= 1
+        forgotten = self._simulation.completed(chosen)
+        return Choice(forgotten, self._simulation.run(forgotten))
+
+    def _accept(self, chosen: frozenset[int], choice: Choice) -> None:
+        self.chosen, self.best = chosen, choice
+
+    @property
+    def fits(self) -> bool:
+        """Whether the best choice so far is within the budget."""
+        return self.best.simulated.peak <= self._budget
+
+    def forget(self) -> None:
+        """The first pass."""
+        gains: dict[int, float] = dict.fromkeys(self._simulation.candidates, float("inf"))
+        while not self.fits and self._tries > 0:
+            found = self._most_worth(gains)
+            if found is None:
+                return
+            self._accept(*found)
+
+    def _most_worth(self, gains: dict[int, float]) -> tuple[frozenset[int], Choice] | None:
+        """The change that takes most away for its price; looked up lazily.
+
+        What a change was worth before is a good guess of what it is worth now: it is judged
+        again until the best guess is a judgement.
+        """
+        excess = self.best.simulated.excess(self._budget)
+        seconds = self.best.simulated.seconds
+        heap = [(-gain, place) for place, gain in gains.items()]
+        heapq.heapify(heap)
+        judged: dict[int, tuple[frozenset[int], Choice]] = {}
+        while heap and self._tries > 0:
+            negative, place = heapq.heappop(heap)
+            if place in judged:
+                return judged[place] if negative < 0 else None
+            changed = self.chosen ^ {place}
+            choice = self._judge(changed)
+            less = excess - choice.simulated.excess(self._budget)
+            dearer = choice.simulated.seconds - seconds
+            gains[place] = less / max(dearer, 1e-9)
+            judged[place] = changed, choice
+            heapq.heappush(heap, (-gains[place], place))
+        return None
+
+    def keep(self) -> None:
+        """The second pass."""
+        operators = self._simulation.tape.operators
+        dearest = sorted(self.chosen, key=lambda place: -operators[place].replay_seconds)
+        for place in dearest:
+            if self._tries <= 0:
+                return
+            fewer = self.chosen - {place}
+            choice = self._judge(fewer)
+            if self._is_better(choice):
+                self._accept(fewer, choice)
+
+    def _is_better(self, choice: Choice) -> bool:
+        fits = choice.simulated.peak <= self._budget
+        return fits and choice.simulated.seconds < self.best.simulated.seconds
+
+    def exchange(self) -> None:
+        """The third pass."""
+        operators = self._simulation.tape.operators
+        improved = True
+        while improved and self._tries > 0:
+            improved = False
+            for place in sorted(self.chosen, key=lambda p: -operators[p].replay_seconds):
+                if self._tries <= 0:
+                    break
+                if place in self.chosen and self._exchanged(place):
+                    improved = True
+
+    def _exchanged(self, place: int) -> bool:
+        """Keep one result, and forget others until the step fits again."""
+        chosen, best = self.chosen, self.best
+        trial = chosen - {place}
+        self._accept(trial, self._judge(trial))
+        others = [p for p in self._simulation.candidates if p not in chosen]
+        gains = dict.fromkeys(others, float("inf"))
+        for _ in range(4):
+            if self.fits or self._tries <= 0 or not gains:
+                break
+            found = self._most_worth(gains)
+            if found is None or found[1].simulated.seconds >= best.simulated.seconds:
+                break
+            self._accept(*found)
+        if self.fits and self.best.simulated.seconds < best.simulated.seconds * (1 - 1e-6):
+            return True
+        self._accept(chosen, best)
+        return False
+
+
+def choose(simulation: Simulation, budget: int, tries: int = TRIES) -> Choice:
+    """Choose what to forget; what is returned may be over the budget, if nothing is within.
+
+    Args:
+        simulation: simulates steps.
+        budget: bytes.
+        tries: how many steps may be simulated.
+    """
+    search = _Search(simulation, budget, tries)
+    search.forget()
+    if search.fits:
+        search.keep()
+        search.exchange()
+    return search.best

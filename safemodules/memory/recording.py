@@ -1,0 +1,125 @@
+"""Record one step of training, which keeps nothing for its backward."""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from safemodules.checkpointing.replaying import is_plain_tensor
+from safemodules.errors import ExampleInputError
+from safemodules.memory.recorder import Recorder
+from safemodules.memory.tape import Tape
+from safemodules.mutation.graph_internals import fake_mode
+from safemodules.state import preserved, seed_everything
+from safemodules.state.model import module_tensors
+from safemodules.trees import CallArguments, clone_inputs, flatten_tensors, map_tensors
+
+__all__ = ["LossFn", "record_step", "summed"]
+
+LossFn = Callable[[Any], Tensor]
+
+
+def summed(output: Any) -> Tensor:
+    """The loss where none is given: the sum of every floating output that needs a gradient.
+
+    Args:
+        output: what a model has returned.
+
+    Raises:
+        ExampleInputError: there is none.
+    """
+    found = [tensor for _, tensor in flatten_tensors(output) if tensor.requires_grad]
+    if not found:
+        raise ExampleInputError(
+            "no output of the model needs a gradient, so a step of training saves nothing. "
+            "Pass inputs on which it can be trained, or a loss_fn of its output."
+        )
+    return torch.stack(
+        [tensor.abs().sum() if tensor.is_complex() else tensor.sum().float() for tensor in found]
+    ).sum()
+
+
+def record_step(
+    model: nn.Module, call: CallArguments, loss_fn: LossFn | None = None, *, fake: bool = False
+) -> Tape:
+    """Run one step of training and record what it allocates; the model is left as it was.
+
+    The step's backward computes with zeros in place of what was saved.
+
+    Args:
+        model: the model, in the mode that it is trained in.
+        call: what it is called with.
+        loss_fn: computes a scalar loss of its output; by default the sum of its outputs.
+        fake: compute nothing: tensors have sizes, and no values. Seconds are then estimated.
+
+    Raises:
+        ExampleInputError: no output needs a gradient.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(preserved(model))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        seed_everything(0)
+        handed, _ = clone_inputs(call, requires_grad=False)
+        for (_, before), (_, copy) in zip(
+            flatten_tensors(call), flatten_tensors(handed), strict=True
+        ):
+            copy.requires_grad_(before.requires_grad)
+        forward: Callable[..., Any] = model
+        parameters: list[Tensor] = list(model.parameters())
+        lasting = list(module_tensors(model).values())
+        if fake:
+            mode = fake_mode()
+            named = {
+                name: mode.from_tensor(tensor)
+                for name, tensor in (*model.named_parameters(), *model.named_buffers())
+            }
+            parameters = [tensor for tensor in named.values() if isinstance(tensor, nn.Parameter)]
+            lasting = [*lasting, *named.values()]
+            handed = map_tensors(mode.from_tensor, handed)
+            forward = functools.partial(_call_functionally, model, named)
+            stack.enter_context(mode)
+        stack.enter_context(_no_gradients(parameters))
+        recorder = Recorder(model, _known([*parameters, *lasting, *_leaves(handed)]))
+        with recorder, recorder.hooks:
+            with recorder.following_modules(), recorder.calls:
+                output = forward(*handed.inputs, **handed.kwargs)
+            recorder.in_forward = False
+            loss = summed(output) if loss_fn is None else loss_fn(output)
+            loss.backward()
+            for parameter in parameters:
+                recorder.mark_gradient(parameter.grad)
+            return recorder.tape(is_estimated=fake)
+
+
+def _call_functionally(
+    model: nn.Module, named: dict[str, Tensor], /, *args: Any, **kwargs: Any
+) -> Any:
+    return functional_call(model, named, args, kwargs, tie_weights=True)
+
+
+def _leaves(call: CallArguments) -> list[Tensor]:
+    return [tensor for _, tensor in flatten_tensors(call)]
+
+
+def _known(tensors: list[Tensor]) -> dict[int, Any]:
+    """Memories that are there before the step; they are held, so that no other gets their place."""
+    storages = [tensor.untyped_storage() for tensor in tensors if is_plain_tensor(tensor)]
+    return {id(storage): storage for storage in storages}
+
+
+@contextmanager
+def _no_gradients(parameters: list[Tensor]) -> Iterator[None]:
+    """Parameters without a gradient; afterwards they have again what they had."""
+    before = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, before, strict=True):
+            parameter.grad = gradient
