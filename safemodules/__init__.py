@@ -6,6 +6,7 @@ the errors this is for, and ``python -m safemodules --help`` for the command lin
 
 from safemodules.blocks import AccumulatingLoop, CheckpointedSeq, SafeResidual
 from safemodules.checkpointing import checkpoint, is_recomputing
+from safemodules.conversion.checkpoints import plan_checkpoints
 from safemodules.conversion.convert import (
     conversion_plan,
     convert_model,
@@ -16,6 +17,8 @@ from safemodules.conversion.plan import ConversionPlan, plan_conversion
 from safemodules.conversion.record import PlannedSite
 from safemodules.diagnosis import Clash, Diagnosis, SiteReport, diagnose, watch
 from safemodules.errors import (
+    BudgetError,
+    BudgetWarning,
     CheckpointError,
     ConversionError,
     DeviceMismatchError,
@@ -36,6 +39,8 @@ from safemodules.errors import (
     SourceError,
     StateError,
 )
+from safemodules.memory.plans import CheckpointPlan, ForgottenResult
+from safemodules.memory.profile import MemoryProfile, ModuleMemory, profile_memory
 from safemodules.mutation.reach import Skipped
 from safemodules.mutation.sites import Site, SiteKind
 from safemodules.rewriting.classes import ConversionWarning
@@ -45,7 +50,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AccumulatingLoop",
+    "BudgetError",
+    "BudgetWarning",
     "CheckpointError",
+    "CheckpointPlan",
     "CheckpointedSeq",
     "Clash",
     "ConversionError",
@@ -56,9 +64,12 @@ __all__ = [
     "Equivalence",
     "EquivalenceError",
     "ExampleInputError",
+    "ForgottenResult",
     "LoopBodyError",
     "LoopItemsError",
+    "MemoryProfile",
     "MismatchError",
+    "ModuleMemory",
     "ModuleTypeError",
     "NonFiniteReferenceError",
     "OptionError",
@@ -83,7 +94,9 @@ __all__ = [
     "diagnose",
     "is_converted",
     "is_recomputing",
+    "plan_checkpoints",
     "plan_conversion",
+    "profile_memory",
     "revert_model",
     "verify",
     "watch",

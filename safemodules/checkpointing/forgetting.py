@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -76,7 +76,7 @@ class CallCounter(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class OperatorCounter(TorchDispatchMode):
+class OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its subclass hook
     """Counts operators, below autograd and autocast.
 
     Detached aliases do not count: hooks for saved tensors make their own. Neither do questions
@@ -84,7 +84,7 @@ class OperatorCounter(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(
@@ -101,7 +101,7 @@ class OperatorCounter(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-class _Notes(OperatorCounter):
+class _Notes(OperatorCounter):  # type: ignore[no-untyped-call]
     """Notes some operators of one call of a torch function."""
 
     def __init__(self, forward: "_Forward", planned: Mapping[int, str]) -> None:
@@ -138,11 +138,11 @@ class _Forward(CallCounter):
     def __enter__(self) -> Any:
         """Begin the forward."""
         self._hooks.__enter__()
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *exception: Any) -> None:
         """End the forward, and warn if it was not the planned one."""
-        super().__exit__(*exception)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
         self._hooks.__exit__(*exception)
         self._results.clear()
         if self.calls != self._plan.calls:
@@ -170,16 +170,16 @@ class _Forward(CallCounter):
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
         """Note a call of an operator in place of its results."""
         rule = rule_of(func, args, kwargs)
-        inputs: list[Any] = []
+        tensors: list[Tensor] = []
 
         def hold(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
-            inputs.append(leaf.untyped_storage() if is_plain_tensor(leaf) else None)
+            tensors.append(leaf)
             return self._held(leaf)
 
         held = map_leaves(hold, args), map_leaves(hold, kwargs)
-        if rule is None or None in inputs:
+        if rule is None or not all(map(is_plain_tensor, tensors)):
             return
         kept: tuple[Any, ...] = rule.kept and tuple(
             without_graph(output) if position in rule.kept else None
@@ -187,7 +187,7 @@ class _Forward(CallCounter):
         )
         call = Call(self._order, func, rule, *held, kept)
         self._order += 1
-        for position, output in own_results(outputs, inputs):
+        for position, output in own_results(outputs, [each.untyped_storage() for each in tensors]):
             if position not in rule.kept:
                 self._remember(output.untyped_storage(), call.forget(position, output))
 
@@ -197,13 +197,14 @@ class _Forward(CallCounter):
 
     def _held(self, tensor: Tensor) -> View | Kept:
         """A tensor as a view of a forgotten result, or kept."""
-        if is_plain_tensor(tensor) and not (tensor.is_conj() or tensor.is_neg()):
+        if type(tensor) is not nn.Parameter and is_plain_tensor(tensor):
             found = self._results.get(id(tensor.untyped_storage()))
             if found is not None:
                 result = found[1]
-                if tensor._version == result.version and tensor.dtype == result.dtype:
+                same = tensor._version == result.version and tensor.dtype == result.dtype
+                if same and not (tensor.is_conj() or tensor.is_neg()):
                     return View.of(tensor, result)
-        return Kept(without_graph(tensor))
+        return Kept(tensor)
 
     def _pack(self, tensor: Tensor) -> SavedView | Kept:
         held = self._held(tensor)

@@ -76,7 +76,8 @@ def _takes_short_way(func: Any, x: Tensor, weight: Tensor, eps: float) -> bool:
     It does where the kernel rounds its two coefficients as the operators above do; whether it
     fuses a product and a sum depends on the processor.
     """
-    layout = tuple(sorted(range(x.dim()), key=lambda axis: (-int(x.stride(axis)), axis)))
+    strides = x.stride()
+    layout = tuple(sorted(range(x.dim()), key=lambda axis: (-strides[axis], axis)))
     key = func, x.device, x.dtype, weight.dtype, x.size(1), layout, eps, x.dim()
     found = _short_way_is_exact.get(key)
     if found is None:
@@ -104,8 +105,8 @@ def _try_short_way(func: Any, x: Tensor, weight: Tensor, eps: float) -> bool:
 
 def _strides_like(x: Tensor, sizes: list[int]) -> list[int]:
     """Dense strides in the order of another tensor's."""
-    strides, step = [0] * len(sizes), 1
-    for axis in sorted(range(x.dim()), key=lambda axis: (int(x.stride(axis)), -axis)):
+    strides, step, order = [0] * len(sizes), 1, x.stride()
+    for axis in sorted(range(x.dim()), key=lambda axis: (order[axis], -axis)):
         strides[axis] = step
         step *= sizes[axis]
     return strides

@@ -197,3 +197,8 @@ class _FlagEvidence:
         if is_sequential(parent):
             return self._called_as_a_whole(parent_path, parent)
         return id(module) in self.called
+
+
+def decided_before(survey: Survey) -> dict[AnySite, Decision]:
+    """Sites that an earlier conversion has swapped."""
+    return {site: DONE for site in survey.sites() if site.done}

@@ -7,12 +7,13 @@ from typing import Any
 
 from torch import nn
 
+from safemodules.checkpointing.forgetting import Forgetting
+from safemodules.conversion.budgets import given_plan, meet_budget
 from safemodules.conversion.chosen import chosen_modules, wants_loops
 from safemodules.conversion.decisions import (
-    DONE,
-    Decision,
     decide_with_inputs,
     decide_without_inputs,
+    decided_before,
     verdicts_from_source,
 )
 from safemodules.conversion.loops import decide_regions
@@ -32,7 +33,10 @@ from safemodules.conversion.survey import AnySite, Survey, survey_model
 from safemodules.conversion.swap import RECORD_MARK, apply_swaps, check_unchanged, is_chosen
 from safemodules.conversion.trial import Outcome, Trial
 from safemodules.errors import ConversionError, OptionError
+from safemodules.memory.budgets import Budget
+from safemodules.memory.plans import CheckpointPlan
 from safemodules.mutation.reach import Skipped
+from safemodules.rewriting.checkpoints import FORGETTING_MARK
 from safemodules.rewriting.classes import ConversionWarning, Rewriting
 from safemodules.verification import Equivalence, as_arguments
 
@@ -81,6 +85,11 @@ class ConversionPlan:
     def skipped(self) -> tuple[Skipped, ...]:
         """Parts of the model that are left as they are, with the reason."""
         return self.record.skipped
+
+    @property
+    def memory(self) -> CheckpointPlan | None:
+        """What the step forgets to fit the memory budget; ``None`` without a budget."""
+        return self.record.memory
 
     @property
     def equivalence(self) -> Equivalence | None:
@@ -135,17 +144,27 @@ class _Changes:
     swapped: tuple[AnySite, ...]
     regions: tuple[RegionSite, ...]
     chosen: tuple[nn.Module, ...]
+    forgetting: Forgetting | None
     rewriting: Rewriting | None
 
     @property
     def done(self) -> bool:
         """Whether an earlier conversion has made all of them."""
         edits = all(each.done for each in (*self.swapped, *self.regions))
-        return edits and all(map(is_chosen, self.chosen))
+        forgets = self.survey.model.__dict__.get(FORGETTING_MARK) == self.forgetting
+        return edits and forgets and all(map(is_chosen, self.chosen))
 
     def apply(self, record: ConversionRecord) -> None:
         """Make them."""
-        apply_swaps(self.survey, self.swapped, self.rewriting, record, self.regions, self.chosen)
+        apply_swaps(
+            self.survey,
+            self.swapped,
+            self.rewriting,
+            record,
+            self.regions,
+            self.chosen,
+            self.forgetting,
+        )
 
 
 def plan_conversion(
@@ -179,7 +198,11 @@ def plan_conversion(
             they are called; a plain ``nn.Sequential`` becomes a :class:`CheckpointedSeq`. A
             list joins such choices; ``False`` leaves all alone. Calls of torch's own
             checkpoint become exact and non-reentrant in any case.
-        memory_budget: ``None``.
+        memory_budget: what a step of training may allocate beyond what was there before it:
+            bytes, ``"2 GiB"``, ``"50%"`` of what it needs unconverted, or ``"50% of
+            activations"``, which leaves the gradients of parameters out. Results of the forward
+            are then chosen that are computed again when backward asks for them, one by one, so
+            that the step fits at the least expense; no Python code of the model runs again.
         semantics: ``"preserve"`` keeps what the model computes. ``"intended"`` computes what
             out-of-place code would: for people who know that an overwrite was a mistake. The
             plan says of each such site that it changes the function.
@@ -195,6 +218,7 @@ def plan_conversion(
         ExampleInputError: the forward does not accept the example inputs.
         NonFiniteReferenceError: an output of the original is NaN.
         MismatchError: the converted model does not compute the same; the sites are named.
+        BudgetError: the step cannot be brought to the budget; the least that was found is named.
 
     Example:
         >>> import torch, torchvision
@@ -203,8 +227,9 @@ def plan_conversion(
         >>> sorted({site.decision for site in plan.sites}), plan.equivalence.equivalent
         (['swap'], True)
     """
-    _check_options(inplace=inplace, memory_budget=memory_budget, semantics=semantics)
+    _check_options(inplace=inplace, semantics=semantics)
     without_inputs = example_inputs is None and example_kwargs is None
+    _check_budget(memory_budget, given_plan(checkpoint), without_inputs)
     for name, value in (("inplace", inplace), ("semantics", semantics)):
         if without_inputs and value in _FOUND_BY_RUNNING:
             raise OptionError(
@@ -212,13 +237,17 @@ def plan_conversion(
                 "running the model. Pass a tensor, or a tuple of positional arguments."
             )
     report = progress or (lambda text, done, total: None)
-    total = 2 if without_inputs else 4
+    budget = given_plan(checkpoint) or memory_budget
+    total = 2 if without_inputs else 4 if budget is None else 5
     report("reading the source", 0, total)
     survey = survey_model(model)
-    loops, chosen = wants_loops(checkpoint), dict(chosen_modules(model, checkpoint))
+    if isinstance(budget, CheckpointPlan):
+        loops, chosen = False, {}
+    else:
+        loops, chosen = wants_loops(checkpoint), dict(chosen_modules(model, checkpoint))
     if without_inputs:
         by_source = decide_without_inputs(survey, verdicts_from_source(survey))
-        decisions = {**by_source, **_done(survey)}
+        decisions = {**by_source, **decided_before(survey)}
         report("making the edits", 1, total)
         regions = decide_regions_without_inputs(survey.regions, loops=loops)
         return _plan(survey, Outcome(decisions, (), None), regions, chosen)
@@ -228,17 +257,17 @@ def plan_conversion(
     unsafe = inplace == "unsafe"
     planned = decide_with_inputs(survey, trial.clashing, only_clashes=unsafe)
     report("comparing the converted model", 2, total)
-    outcome = trial.confirm({**planned, **_done(survey)})
+    outcome = trial.confirm({**planned, **decided_before(survey)})
     if semantics == "intended":
         outcome = trial.intend(outcome)
     regions, outcome = decide_regions(trial, outcome, chosen, loops=loops)
-    report("making the edits", 3, total)
-    return _plan(survey, outcome, regions, chosen)
-
-
-def _done(survey: Survey) -> dict[AnySite, Decision]:
-    """Sites that an earlier conversion has swapped."""
-    return {site: DONE for site in survey.sites() if site.done}
+    memory = None
+    if budget is not None:
+        report("meeting the memory budget", 3, total)
+        kept = [region for region, one in regions.items() if one.verdict == "checkpoint"]
+        memory, outcome = meet_budget(trial, outcome, kept, chosen, budget)
+    report("making the edits", total - 1, total)
+    return _plan(survey, outcome, regions, chosen, memory)
 
 
 def _plan(
@@ -246,14 +275,18 @@ def _plan(
     outcome: Outcome,
     regions: Mapping[RegionSite, RegionDecision],
     chosen: Mapping[str, nn.Module],
+    memory: CheckpointPlan | None = None,
 ) -> ConversionPlan:
     decisions, copies = outcome.decisions, outcome.copies
     swapped = tuple(site for site, decision in decisions.items() if decision.verdict == "swap")
     kept = tuple(r for r, decision in regions.items() if decision.verdict == "checkpoint")
     modules = tuple(chosen.values())
-    changes = _Changes(survey, swapped, kept, modules, None)
+    forgetting = None if memory is None else memory.forgetting
+    changes = _Changes(survey, swapped, kept, modules, forgetting, None)
     if copies or not changes.done:
-        rewriting = make_rewriting(survey, swapped, copies, kept, modules)
+        rewriting = make_rewriting(
+            survey, swapped, copies, kept, modules, forgets=memory is not None
+        )
         changes = replace(changes, rewriting=rewriting)
     edited = changes.rewriting.files.values() if changes.rewriting is not None else ()
     record = ConversionRecord(
@@ -266,15 +299,32 @@ def _plan(
             *(planned_region(region, decision) for region, decision in regions.items()),
             *(planned_module(path, module) for path, module in chosen.items()),
         ),
+        memory,
     )
     return ConversionPlan(survey.model, record, changes)
+
+
+def _check_budget(
+    memory_budget: int | str | None, given: CheckpointPlan | None, without_inputs: bool
+) -> None:
+    if memory_budget is not None:
+        Budget.parse(memory_budget)
+        if given is not None:
+            raise OptionError(
+                "memory_budget was given together with a plan in checkpoint=. A plan is made for a "
+                "budget: pass one of the two."
+            )
+    if without_inputs and (memory_budget is not None or given is not None):
+        raise OptionError(
+            "a memory budget needs example_inputs: what a step allocates is found by running it. "
+            "Pass a tensor, or a tuple of positional arguments."
+        )
 
 
 def _check_options(**options: Any) -> None:
     """Refuse option values that this version does not have."""
     allowed = {
         "inplace": ("all", "unsafe"),
-        "memory_budget": (None,),
         "semantics": ("preserve", "intended"),
     }
     for name, value in options.items():

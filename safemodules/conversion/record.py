@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from safemodules.conversion.decisions import UNDECIDED, Decision, Verdict
 from safemodules.conversion.planned_regions import PlannedRegion
 from safemodules.conversion.survey import AnySite
+from safemodules.memory.plans import CheckpointPlan
 from safemodules.mutation.reach import Skipped
 from safemodules.mutation.sites import Site, joined_path
 from safemodules.verification import Equivalence
@@ -70,6 +71,7 @@ class ConversionRecord:
         diff: the edits of the source as a unified diff.
         copies: lines whose operation saves a copy, since a kept site overwrites the tensor.
         regions: loop bodies and calls of torch's checkpoint, with their decisions.
+        memory: what the step forgets to fit a budget.
     """
 
     sites: tuple[PlannedSite, ...]
@@ -78,6 +80,7 @@ class ConversionRecord:
     diff: str
     copies: tuple[str, ...] = ()
     regions: tuple[PlannedRegion, ...] = ()
+    memory: CheckpointPlan | None = None
 
     def below(self, path: str) -> "ConversionRecord":
         """The record of a model that holds this one at a path; nothing is said of the rest."""
@@ -94,7 +97,7 @@ class ConversionRecord:
 
     def warning(self) -> str | None:
         """What the user must know when the conversion is made: nothing found, or parts skipped."""
-        lines = [] if self.sites or self.regions else [NOTHING_FOUND]
+        lines = [] if self.sites or self.regions or self.memory else [NOTHING_FOUND]
         open_sites = [site for site in self.sites if site.reason.startswith(UNDECIDED)]
         lines += _listed(
             "these sites are left in place; example_inputs would decide them:",
@@ -129,6 +132,8 @@ class ConversionRecord:
             lines += [f"  {region}" for region in self.regions]
             if any(region.decision == "checkpoint" for region in self.regions):
                 lines += [f"  {COMPILED}"]
+        if self.memory is not None:
+            lines += ["memory budget:", *(f"  {line}" for line in str(self.memory).splitlines())]
         if self.skipped:
             lines += ["left as they are:", *(f"  {skipped}" for skipped in self.skipped)]
         if self.copies:
@@ -151,6 +156,7 @@ class ConversionRecord:
             "equivalence": equivalence,
             "copies": list(self.copies),
             "regions": [region.to_data() for region in self.regions],
+            "memory": None if self.memory is None else json.loads(self.memory.to_json()),
             "diff": self.diff,
         }
         return json.dumps(data, indent=2)

@@ -35,6 +35,8 @@ def make_rewriting(
     copies: Collection[SaverCopy] = (),
     regions: Collection[RegionSite] = (),
     chosen: Collection[nn.Module] = (),
+    *,
+    forgets: bool = False,
 ) -> Rewriting | None:
     """Edit, compile and collect what a set of swapped sites needs.
 
@@ -44,12 +46,14 @@ def make_rewriting(
         copies: copies for what backward has saved.
         regions: regions that are checkpointed.
         chosen: modules that are.
+        forgets: the model forgets results of its forward.
 
     Returns:
         The edited code, or ``None`` if nothing is edited.
     """
-    if not (swapped or copies or regions or chosen):
+    if not (swapped or copies or regions or chosen or forgets):
         return None
+    called = (*chosen, survey.model) if forgets else chosen
     reach = survey.reach
     sources = [site for site in swapped if isinstance(site, SourceSite)]
     changed = _changed_functions(reach, sources, copies, regions)
@@ -81,7 +85,7 @@ def make_rewriting(
     return Rewriting.new(
         files={name: EditedFile.make(files[name], made) for name, made in edits.items()},
         modules=modules,
-        methods=_with_calls(survey.model, chosen, _changed_methods(reach, changed)),
+        methods=_with_calls(survey.model, called, _changed_methods(reach, changed)),
         functions=tuple(
             function
             for function, runs in reach.functions.items()

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from safemodules.blocks.checkpointed_seq import CheckpointedSeq
+from safemodules.checkpointing.forgetting import Forgetting
 from safemodules.conversion.record import ConversionRecord
 from safemodules.conversion.regions import Edited, RegionSite
 from safemodules.conversion.survey import (
@@ -19,7 +20,12 @@ from safemodules.conversion.survey import (
 )
 from safemodules.errors import ConversionError, RevertError
 from safemodules.mutation.internals import user_class_of
-from safemodules.rewriting.checkpoints import CALL_MARK, LOOP_MARK, forget_marks
+from safemodules.rewriting.checkpoints import (
+    CALL_MARK,
+    FORGETTING_MARK,
+    LOOP_MARK,
+    forget_marks,
+)
 from safemodules.rewriting.classes import Rewriting, generated_class, rewriting_of
 from safemodules.rewriting.inference import FLAG_MARK
 from safemodules.rewriting.swapping import restore_class, swap_class
@@ -218,6 +224,7 @@ def apply_swaps(
     record: ConversionRecord | None,
     regions: Collection[RegionSite] = (),
     chosen: Collection[nn.Module] = (),
+    forgetting: Forgetting | None = None,
 ) -> Undo:
     """Make some sites of a model out of place.
 
@@ -228,6 +235,7 @@ def apply_swaps(
         record: kept with the model; ``None`` in a trial.
         regions: regions that are checkpointed.
         chosen: modules that are, whenever they are called.
+        forgetting: which results the forward of the model forgets.
 
     Returns:
         How to undo it.
@@ -236,6 +244,8 @@ def apply_swaps(
         ConversionError: a module refuses the change; the model is as it was.
     """
     news = _modules_with_news(swapped, regions, chosen)
+    if forgetting is not None:
+        news.add(id(survey.model))
     with _all_or_nothing() as undo:
         undo += map(_choose, (module for module in chosen if not is_chosen(module)))
         for path, module in survey.modules if rewriting is not None else ():
@@ -251,6 +261,8 @@ def apply_swaps(
                 for step in _switch_off(flag.module, flag.site.module):
                     undo.append(step)
         undo += _mark_loops(regions)
+        if forgetting is not None:
+            undo.append(_mark(survey.model, FORGETTING_MARK, forgetting))
         if record is not None:
             undo.append(_mark(survey.model, RECORD_MARK, record))
     return lambda: _undo_all(undo)
@@ -274,7 +286,7 @@ def revert_swaps(model: nn.Module) -> None:
                         undo.append(step)
                 except ConversionError as error:
                     raise RevertError(str(error)) from error
-            for mark in (RECORD_MARK, LOOP_MARK):
+            for mark in (RECORD_MARK, LOOP_MARK, FORGETTING_MARK):
                 if mark in module.__dict__:
                     undo.append(_unmark(module, mark))
     forget_marks()

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from safemodules.checkpointing.forgetting import Forgetting
 from safemodules.checkpointing.plainly import run_plain
 from safemodules.conversion.bisection import find_guilty
 from safemodules.conversion.clashes import SavedAndOverwritten, find_clashes, sites_of
@@ -275,6 +276,7 @@ class Trial:
         plain: Mapping[str, Observation],
         regions: Sequence[RegionSite],
         chosen: Sequence[nn.Module] = (),
+        forgetting: Forgetting | None = None,
     ) -> tuple[Equivalence, bool]:
         """Compare the converted model, some regions and modules of it checkpointed.
 
@@ -283,12 +285,13 @@ class Trial:
             plain: what it does without checkpoints.
             regions: regions that are checkpointed.
             chosen: modules that are.
+            forgetting: results that the forward forgets.
 
         Returns:
             The comparison with the original, and whether it computes what it does without
             checkpoints; where the original cannot run backward, only that tells of gradients.
         """
-        with self.with_regions(outcome, regions, chosen), out_of_place():
+        with self.with_regions(outcome, regions, chosen, forgetting), out_of_place():
             seen = self._observed()
         raises = any(
             seen[mode].gradient_error is not None and plain[mode].gradient_error is None
@@ -299,11 +302,15 @@ class Trial:
 
     @contextmanager
     def with_regions(
-        self, outcome: Outcome, regions: Sequence[RegionSite], chosen: Sequence[nn.Module] = ()
+        self,
+        outcome: Outcome,
+        regions: Sequence[RegionSite],
+        chosen: Sequence[nn.Module] = (),
+        forgetting: Forgetting | None = None,
     ) -> Iterator[None]:
         """The converted model with some regions and modules checkpointed."""
         swapped = _swapped(outcome.decisions)
-        with converted(self.survey, swapped, outcome.copies, regions, chosen):
+        with converted(self.survey, swapped, outcome.copies, regions, chosen, forgetting):
             yield
 
     def _watch(self, swapped: Sequence[AnySite]) -> StaleReads:
@@ -336,10 +343,13 @@ def converted(
     copies: Sequence[SaverCopy] = (),
     regions: Sequence[RegionSite] = (),
     chosen: Sequence[nn.Module] = (),
+    forgetting: Forgetting | None = None,
 ) -> Iterator[None]:
     """A model with some sites swapped and regions checkpointed; afterwards it is as it was."""
-    rewriting = make_rewriting(survey, swapped, copies, regions, chosen)
-    undo = apply_swaps(survey, swapped, rewriting, None, regions, chosen)
+    rewriting = make_rewriting(
+        survey, swapped, copies, regions, chosen, forgets=forgetting is not None
+    )
+    undo = apply_swaps(survey, swapped, rewriting, None, regions, chosen, forgetting)
     try:
         yield
     finally:

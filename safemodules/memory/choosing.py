@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from safemodules.memory.simulation import Simulated, Simulation
 
-__all__ = ["Choice", "choose"]
+__all__ = ["Choice", "choose", "least_seconds"]
 
 # How many steps may be simulated: what bounds the time of the search, the same on any machine.
 TRIES = 4000
@@ -51,13 +51,16 @@ class _Search:
         self._simulation = simulation
         self._budget = budget
         self._tries = tries
+        self.least: int | None = None  # the smallest peak that was met
         self.chosen: frozenset[int] = frozenset()
         self.best = self._judge(self.chosen)
 
     def _judge(self, chosen: Iterable[int]) -> Choice:
         self._tries -= 1
         forgotten = self._simulation.completed(chosen)
-        return Choice(forgotten, self._simulation.run(forgotten))
+        simulated = self._simulation.run(forgotten)
+        self.least = min(simulated.peak, simulated.peak if self.least is None else self.least)
+        return Choice(forgotten, simulated)
 
     def _accept(self, chosen: frozenset[int], choice: Choice) -> None:
         self.chosen, self.best = chosen, choice
@@ -148,17 +151,52 @@ class _Search:
         return False
 
 
-def choose(simulation: Simulation, budget: int, tries: int = TRIES) -> Choice:
-    """Choose what to forget; what is returned may be over the budget, if nothing is within.
+def choose(simulation: Simulation, budget: int, tries: int = TRIES) -> tuple[Choice, int]:
+    """Choose what to forget.
 
     Args:
         simulation: simulates steps.
         budget: bytes.
         tries: how many steps may be simulated.
+
+    Returns:
+        The choice, which is over the budget if nothing within was found; and the smallest peak
+        that was met.
     """
     search = _Search(simulation, budget, tries)
     search.forget()
     if search.fits:
         search.keep()
         search.exchange()
-    return search.best
+    assert search.least is not None
+    return search.best, search.least
+
+
+def least_seconds(simulation: Simulation, budget: int) -> float:
+    """Seconds that no choice can do without.
+
+    At the peak of a step that forgets nothing, whatever is over the budget has to be computed
+    again at least once. The cheapest results by seconds and byte, the last of them in part, are
+    a bound on any choice of results.
+
+    Args:
+        simulation: simulates steps.
+        budget: bytes.
+    """
+    live = simulation.run(()).live
+    peak = max(range(len(live)), key=live.__getitem__, default=0)
+    tape = simulation.tape
+    offers = []
+    for place in simulation.candidates:
+        operator = tape.operators[place]
+        memories = (tape.memories[one] for one in operator.results)
+        gained = sum(m.size for m in memories if m.freed <= peak < m.let_go)
+        if gained:
+            offers.append((operator.replay_seconds / gained, gained))
+    seconds, over = 0.0, (live[peak] if live else 0) - budget
+    for price, gained in sorted(offers):
+        if over <= 0:
+            break
+        seconds += price * min(gained, over)
+        over -= gained
+    return seconds

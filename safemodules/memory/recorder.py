@@ -92,7 +92,7 @@ class _Calls(CallCounter):
             self.is_open = False
 
 
-class Recorder(OperatorCounter):
+class Recorder(OperatorCounter):  # type: ignore[no-untyped-call]
     """Records operators, memories, and what is saved."""
 
     def __init__(self, model: nn.Module, known: Mapping[int, Any]) -> None:

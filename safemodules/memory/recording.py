@@ -18,7 +18,7 @@ from safemodules.state import preserved, seed_everything
 from safemodules.state.model import module_tensors
 from safemodules.trees import CallArguments, clone_inputs, flatten_tensors, map_tensors
 
-__all__ = ["LossFn", "record_step", "summed"]
+__all__ = ["LossFn", "prepared_step", "record_step", "summed"]
 
 LossFn = Callable[[Any], Tensor]
 
@@ -60,21 +60,13 @@ def record_step(
         ExampleInputError: no output needs a gradient.
     """
     with ExitStack() as stack:
-        stack.enter_context(preserved(model))
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        seed_everything(0)
-        handed, _ = clone_inputs(call, requires_grad=False)
-        for (_, before), (_, copy) in zip(
-            flatten_tensors(call), flatten_tensors(handed), strict=True
-        ):
-            copy.requires_grad_(before.requires_grad)
+        handed = stack.enter_context(_ready(model, call))
         forward: Callable[..., Any] = model
         parameters: list[Tensor] = list(model.parameters())
         lasting = list(module_tensors(model).values())
         if fake:
             mode = fake_mode()
-            named = {
+            named: dict[str, Tensor] = {
                 name: mode.from_tensor(tensor)
                 for name, tensor in (*model.named_parameters(), *model.named_buffers())
             }
@@ -89,11 +81,44 @@ def record_step(
             with recorder.following_modules(), recorder.calls:
                 output = forward(*handed.inputs, **handed.kwargs)
             recorder.in_forward = False
-            loss = summed(output) if loss_fn is None else loss_fn(output)
-            loss.backward()
+            _backward(output, loss_fn)
             for parameter in parameters:
                 recorder.mark_gradient(parameter.grad)
             return recorder.tape(is_estimated=fake)
+
+
+@contextmanager
+def prepared_step(
+    model: nn.Module, call: CallArguments, loss_fn: LossFn | None
+) -> Iterator[Callable[[], None]]:
+    """A step that can be made once in this block; afterwards the model is as it was.
+
+    Args:
+        model: the model.
+        call: what it is called with.
+        loss_fn: see :func:`record_step`.
+    """
+    with _ready(model, call) as handed, _no_gradients(list(model.parameters())):
+        yield lambda: _backward(model(*handed.inputs, **handed.kwargs), loss_fn)
+
+
+def _backward(output: Any, loss_fn: LossFn | None) -> None:
+    """The loss and its backward; the caller's output is alive meanwhile, as in a user's loop."""
+    loss = summed(output) if loss_fn is None else loss_fn(output)
+    torch.autograd.backward(loss)
+
+
+@contextmanager
+def _ready(model: nn.Module, call: CallArguments) -> Iterator[CallArguments]:
+    """Gradients on, fixed random numbers, and copies of the inputs; all is put back."""
+    with preserved(model), torch.inference_mode(False), torch.enable_grad():
+        seed_everything(0)
+        handed, _ = clone_inputs(call, requires_grad=False)
+        for (_, before), (_, copy) in zip(
+            flatten_tensors(call), flatten_tensors(handed), strict=True
+        ):
+            copy.requires_grad_(before.requires_grad)
+        yield handed
 
 
 def _call_functionally(

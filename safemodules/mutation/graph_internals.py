@@ -16,6 +16,7 @@ __all__ = [
     "is_fake",
     "is_traced",
     "is_transformed",
+    "memory_changes",
     "sequence_number",
     "tensor_hooks",
     "uncounted",
@@ -66,3 +67,15 @@ def fake_mode() -> FakeTensorMode:
 def uncounted() -> Any:
     """Call torch functions without telling modes of them."""
     return torch._C.DisableTorchFunction()
+
+
+def memory_changes(profile: torch.profiler.profile) -> list[int]:
+    """What torch's CPU allocator has handed out, and with a minus taken back, in its order.
+
+    The public events give these to operators, summed, so that the order within one is lost.
+    """
+    assert profile.profiler is not None
+    assert profile.profiler.kineto_results is not None
+    events: list[Any] = profile.profiler.kineto_results.events()
+    found = [event for event in events if event.name() == "[memory]"]
+    return [event.nbytes() for event in sorted(found, key=lambda event: event.start_ns())]

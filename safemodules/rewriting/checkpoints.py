@@ -20,10 +20,12 @@ from torch import nn
 
 from safemodules.checkpointing import checkpoint
 from safemodules.checkpointing.checkpoint import checkpoint_under
+from safemodules.checkpointing.forgetting import forgetful
 from safemodules.checkpointing.plainly import run_plain
 
 __all__ = [
     "CALL_MARK",
+    "FORGETTING_MARK",
     "LOOP_MARK",
     "Meter",
     "checkpointable",
@@ -35,6 +37,8 @@ __all__ = [
 LOOP_MARK: Final = "_safemodules_loops"
 # and of one that is checkpointed whenever it is called.
 CALL_MARK: Final = "_safemodules_checkpointed"
+# Of a module that forgets results of its forward: which.
+FORGETTING_MARK: Final = "_safemodules_forgetting"
 _OPTIONS: Final = frozenset(
     name
     for name, parameter in inspect.signature(torch_checkpointing.checkpoint).parameters.items()
@@ -126,7 +130,7 @@ def outlined(key: int, callees: tuple[Any, ...], region: Callable[..., Any], /, 
 
 
 def checkpointable(call: Callable[..., Any]) -> Callable[..., Any]:
-    """``__call__`` of a class of which some modules are checkpointed.
+    """``__call__`` of a class of which some modules are checkpointed, or forget results.
 
     Args:
         call: the class's own.
@@ -134,9 +138,14 @@ def checkpointable(call: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(call)
     def checkpointed(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or CALL_MARK not in self.__dict__:
+        if torch.compiler.is_compiling():
             return call(self, *args, **kwargs)
-        return checkpoint(functools.partial(call, self), *args, **kwargs)
+        if CALL_MARK in self.__dict__:
+            return checkpoint(functools.partial(call, self), *args, **kwargs)
+        plan = self.__dict__.get(FORGETTING_MARK)
+        if plan is None:
+            return call(self, *args, **kwargs)
+        return forgetful(plan, call, self, *args, **kwargs)
 
     return checkpointed
 
