@@ -172,6 +172,8 @@ class _Finder:
                 self.found.append(FoundRegion(RegionKind.MAPPED, (node.args[0],)))
         for child in children(node):
             child = child.value if isinstance(child, ast.keyword) else child
+            if isinstance(node, ast.Call) and child is node.func:
+                child = _object_of(child)
             if isinstance(child, ast.expr):
                 self._expression(child, looped=looped)
 
@@ -287,13 +289,22 @@ class _Finder:
 
     def _names_read_elsewhere(self, nodes: Sequence[ast.AST]) -> set[str]:
         inside = {id(inner) for node in nodes for inner in walk(node)}
+        everything = list(walk(self.function))
+        updated = {id(node.target) for node in everything if isinstance(node, ast.AugAssign)}
         return {
             inner.id
-            for inner in walk(self.function)
+            for inner in everything
             if isinstance(inner, ast.Name)
-            and not isinstance(inner.ctx, ast.Store)
+            and (not isinstance(inner.ctx, ast.Store) or id(inner) in updated)
             and id(inner) not in inside
         }
+
+
+def _object_of(callee: ast.AST) -> ast.AST:
+    """The object whose method is called; a method is no result that a region could return."""
+    while isinstance(callee, ast.Attribute):
+        callee = callee.value
+    return callee
 
 
 def _computes(node: ast.AST) -> bool:
