@@ -12,6 +12,7 @@ from torch import nn
 
 from safemodules.conversion.bisection import find_guilty
 from safemodules.conversion.region_decisions import (
+    COPIED,
     DIFFERS,
     NOT_RUN,
     RegionDecision,
@@ -115,10 +116,12 @@ def decide_regions(
             compute the same.
     """
     modules = tuple(chosen.values())
-    regions = trial.survey.regions
+    copied = _copied(trial.survey.regions, outcome)
+    regions = [region for region in trial.survey.regions if region not in copied]
     decided = decide_regions_without_inputs(regions, loops=loops)
     if loops and any(not region.is_rerouted for region in regions):
-        decided.update(_measured(trial, outcome))
+        decided.update(_measured(trial, outcome, regions))
+    decided.update(dict.fromkeys(copied, COPIED))
     kept = [region for region, decision in decided.items() if decision.verdict == "checkpoint"]
     if not kept and not chosen:
         return decided, outcome
@@ -164,15 +167,25 @@ def _refuse(regions: Sequence[RegionSite], equivalence: Equivalence) -> None:
     )
 
 
-def _measured(trial: Trial, outcome: Outcome) -> dict[RegionSite, RegionDecision]:
-    meter = _measure(trial, outcome)
-    regions = [region for region in trial.survey.regions if not region.is_rerouted]
+def _copied(regions: Sequence[RegionSite], outcome: Outcome) -> list[RegionSite]:
+    """Regions that are calls around which a copy is made for backward."""
+    around = {
+        (copy.file.filename, edit.start, edit.end) for copy in outcome.copies for edit in copy.edits
+    }
+    return [region for region in regions if (region.file.filename, *region.span) in around]
+
+
+def _measured(
+    trial: Trial, outcome: Outcome, regions: Sequence[RegionSite]
+) -> dict[RegionSite, RegionDecision]:
+    meter = _measure(trial, outcome, regions)
+    loops = [region for region in regions if not region.is_rerouted]
     worth = {
         name
         for name, measured in meter.regions.items()
         if measured.saved >= WORTH * meter.total and measured.saved > 0
     }
-    return {region: _decision(region, meter, worth) for region in regions}
+    return {region: _decision(region, meter, worth) for region in loops}
 
 
 def _decision(region: RegionSite, meter: _LoopMeter, worth: set[tuple[str, int]]) -> RegionDecision:
@@ -194,12 +207,12 @@ def _decision(region: RegionSite, meter: _LoopMeter, worth: set[tuple[str, int]]
     return RegionDecision("checkpoint", f"saves {share:.1%} of what the step keeps", **found)
 
 
-def _measure(trial: Trial, outcome: Outcome) -> _LoopMeter:
+def _measure(trial: Trial, outcome: Outcome, regions: Sequence[RegionSite]) -> _LoopMeter:
     """Run the model once, its regions through a meter."""
     model = trial.survey.model
     meter = _LoopMeter(model)
     mode = trial.modes[0]
-    with trial.with_regions(outcome, trial.survey.regions), preserved(model), metered(meter):
+    with trial.with_regions(outcome, regions), preserved(model), metered(meter):
         set_mode(model, mode)
         seed_everything(0)
         handed, _ = clone_inputs(trial.call, requires_grad=False)

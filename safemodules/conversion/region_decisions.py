@@ -7,6 +7,7 @@ from typing import Literal
 from safemodules.conversion.regions import RegionSite
 
 __all__ = [
+    "COPIED",
     "DIFFERS",
     "IN_LOOP",
     "NOT_RUN",
@@ -43,6 +44,7 @@ REROUTED = RegionDecision("checkpoint", "exact and non-reentrant in place of tor
 IN_LOOP = RegionDecision("checkpoint", "runs in a loop, which keeps every iteration alive")
 OFF = RegionDecision("plain", "loops are not checkpointed unless asked for (checkpoint='loops')")
 NOT_RUN = RegionDecision("checkpoint", "runs in a loop that the example inputs do not reach")
+COPIED = RegionDecision("plain", "overwrites what backward needs, so that it runs on a copy")
 DIFFERS = RegionDecision("plain", "checkpointed, the model does not compute the same")
 
 
