@@ -207,8 +207,48 @@ class InPlaceInside(Net):
         return x
 
 
+class Updated(Net):
+    """What a region binds is only updated in place afterwards, which reads it too."""
+
+    def forward(self, x):
+        for layer in self.layers:
+            h = self.norm(x)
+            x = layer(h) + x
+            seen = torch.stack([x, h]).mean(0)
+            seen -= 2
+        return x
+
+
+class MethodsOfResults(Net):
+    """In-place methods of what a module returns, in brackets and in a list."""
+
+    def forward(self, x):
+        for layer in self.layers:
+            (out, x) = [(layer((x * 2))).lerp_((x * 3), 0.3), layer(x).mul_(2).add_(1)]
+            x = x + out
+        return x
+
+
+class OnACopy(Net):
+    """A module in a loop saves its result for backward, which is overwritten under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        h = x * 2
+        held = {"h": h}
+        for layer in self.layers:
+            h = self.act(h)
+            self.count += 1
+            x = layer(x)
+        h.add_(1)
+        return x + held["h"]
+
+
 MODELS = [
     *(Calls, Indexed, Repeated, Consecutive, Appending, Comprehended, Mapped, Branching, Nested),
     *(Outer, Recurrent, Stepping, Formatted, Functions, Private, Closed, InPlaceFirst),
-    InPlaceInside,
+    *(InPlaceInside, Updated, MethodsOfResults),
 ]

@@ -14,6 +14,7 @@ from loop_models import (
     InPlaceFirst,
     Nested,
     Net,
+    OnACopy,
     Outer,
     Stepping,
 )
@@ -103,6 +104,18 @@ def test_loops_are_left_alone_on_request():
     assert region.decision == "plain" and "checkpoint='loops'" in region.reason
     plan.apply()
     assert type(net.layers[0]) is nn.Sequential
+
+
+def test_a_call_that_runs_on_a_copy_is_no_region():
+    """Backward needs what the module of the loop overwrites, and so do other names."""
+    net, x = OnACopy().double(), torch.randn(6, WIDTH, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        net(x).sum().backward()
+    plan = sm.plan_conversion(net.eval(), x.detach())
+    reasons = {region.source: region.reason for region in plan.regions}
+    assert "runs on a copy" in reasons["h = self.act(h)"]
+    plan.apply()
+    assert torch.autograd.gradcheck(net, (x,))
 
 
 class Cheap(Net):
