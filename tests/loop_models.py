@@ -224,7 +224,7 @@ class MethodsOfResults(Net):
 
     def forward(self, x):
         for layer in self.layers:
-            (out, x) = [(layer((x * 2))).lerp_((x * 3), 0.3), layer(x).mul_(2).add_(1)]
+            (out, x) = [(layer(x * 2)).lerp_((x * 3), 0.3), layer(x).mul_(2).add_(1)]
             x = x + out
         return x
 

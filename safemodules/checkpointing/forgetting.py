@@ -176,13 +176,14 @@ class _Forward(CallCounter):
             if not isinstance(leaf, Tensor):
                 return leaf
             tensors.append(leaf)
-            return self._held(leaf)
+            # Itself: an alias made below autograd does not share its counter of versions.
+            return self._view(leaf) or Kept(leaf)
 
         held = map_leaves(hold, args), map_leaves(hold, kwargs)
         if rule is None or not all(map(is_plain_tensor, tensors)):
             return
         kept: tuple[Any, ...] = rule.kept and tuple(
-            without_graph(output) if position in rule.kept else None
+            output.detach() if position in rule.kept else None
             for position, output in enumerate(outputs)
         )
         call = Call(self._order, func, rule, *held, kept)
@@ -195,8 +196,8 @@ class _Forward(CallCounter):
         key, results = id(storage), self._results
         results[key] = weakref.ref(storage, lambda _: results.pop(key, None)), result
 
-    def _held(self, tensor: Tensor) -> View | Kept:
-        """A tensor as a view of a forgotten result, or kept."""
+    def _view(self, tensor: Tensor) -> View | None:
+        """A tensor as a view of a forgotten result, if it is one."""
         if type(tensor) is not nn.Parameter and is_plain_tensor(tensor):
             found = self._results.get(id(tensor.untyped_storage()))
             if found is not None:
@@ -204,11 +205,11 @@ class _Forward(CallCounter):
                 same = tensor._version == result.version and tensor.dtype == result.dtype
                 if same and not (tensor.is_conj() or tensor.is_neg()):
                     return View.of(tensor, result)
-        return Kept(tensor)
+        return None
 
     def _pack(self, tensor: Tensor) -> SavedView | Kept:
-        held = self._held(tensor)
-        return SavedView(held) if type(held) is View else held  # type: ignore[return-value]
+        view = self._view(tensor)
+        return Kept(without_graph(tensor)) if view is None else SavedView(view)
 
 
 def forgetful(plan: Forgetting, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

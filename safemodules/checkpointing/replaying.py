@@ -76,13 +76,9 @@ class Kept:
 
     __slots__ = ("_tensor", "_version")
 
-    _version: int | None
-
     def __init__(self, tensor: Tensor) -> None:
-        if tensor.is_inference():
-            self._tensor, self._version = tensor, None
-        else:
-            self._tensor, self._version = without_graph(tensor), tensor._version
+        self._tensor = tensor
+        self._version = None if tensor.is_inference() else tensor._version
 
     @property
     def device(self) -> torch.device:

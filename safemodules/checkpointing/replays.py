@@ -132,9 +132,9 @@ _DROPOUT: Final = {
     _ATEN._scaled_dot_product_efficient_attention.default: 5,
     _ATEN._scaled_dot_product_cudnn_attention.default: 5,
 }
-# What they return is memory that somebody fills later.
-_UNFILLED: Final = frozenset(
-    ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty")
+# What they return is memory that somebody fills later, or what they were given.
+_NO_RESULTS: Final = frozenset(
+    f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "lift_fresh", "new_empty")
 )
 
 
@@ -160,6 +160,6 @@ def rule_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rule | 
         probability = args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)
         return _PURE if probability == 0.0 else None
     schema = getattr(func, "_schema", None)
-    if schema is None or schema.is_mutable or _SEEDED in func.tags or schema.name in _UNFILLED:
+    if schema is None or schema.is_mutable or _SEEDED in func.tags or schema.name in _NO_RESULTS:
         return None
     return _PURE

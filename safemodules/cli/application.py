@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import safemodules as sm
-from safemodules.cli import convert, demo, diagnose, fix, lint
+from safemodules.cli import convert, demo, diagnose, fix, lint, profile
 from safemodules.cli.command import Command, ExitCode, UsageError
 from safemodules.cli.console import Console
 from safemodules.errors import SafeModulesError
@@ -19,6 +19,7 @@ COMMANDS: tuple[Command, ...] = (
     demo.COMMAND,
     diagnose.COMMAND,
     convert.COMMAND,
+    profile.COMMAND,
     lint.COMMAND,
     fix.COMMAND,
 )

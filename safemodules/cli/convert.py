@@ -44,6 +44,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="'loops' (the default), 'none', or the dotted name of a module that is checkpointed "
         "whenever it is called; may be given several times",
     )
+    parser.add_argument(
+        "--budget",
+        help="make a training step fit: '2 GiB', '50%%' of the peak, '50%% of activations'; "
+        "needs --input",
+    )
     parser.add_argument("--diff", action="store_true", help="print the edits as a unified diff")
 
 
@@ -58,7 +63,11 @@ def _run(options: argparse.Namespace, console: Console) -> ExitCode:
 
     with console.progress() as progress:
         plan = sm.plan_conversion(
-            model, inputs, checkpoint=_choices(options.checkpoint), progress=progress
+            model,
+            inputs,
+            checkpoint=_choices(options.checkpoint),
+            memory_budget=options.budget,
+            progress=progress,
         )
         if inputs is not None and plan.sites:
             plan.apply()  # a module may refuse the change: that is a finding too

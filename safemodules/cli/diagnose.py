@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 
 import safemodules as sm
-from safemodules.cli.command import Command, ExitCode, UsageError
+from safemodules.cli.command import Command, ExitCode
 from safemodules.cli.console import Console
 from safemodules.cli.inputs import SHAPE_FORMS, make_inputs, parse_dtype, parse_input
+from safemodules.cli.pages import write_page
 from safemodules.cli.targets import TARGET_FORMS, load_target
 
 DETAILS = """\
@@ -44,18 +45,11 @@ def _run(options: argparse.Namespace, console: Console) -> ExitCode:
     model = load_target(options.target)
     diagnosis = sm.diagnose(model, make_inputs(specs, dtype))
     if options.html is not None:
-        _write(options.html, diagnosis.to_html(f"Diagnosis of {options.target}"))
+        write_page(options.html, diagnosis.to_html(f"Diagnosis of {options.target}"))
     console.print(str(diagnosis))
     console.print_json(json.loads(diagnosis.to_json()))
     found = diagnosis.clashes or diagnosis.warnings or diagnosis.error
     return ExitCode.FINDINGS if found else ExitCode.CLEAN
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--html {path}: {error.strerror or error}") from error
 
 
 COMMAND = Command(

@@ -34,6 +34,10 @@ _BYTES_PER_SECOND = 1e10
 _FLOPS_PER_SECOND = 5e10
 
 
+# Returns what it is given, a tensor that was made of numbers without any operator.
+_CONSTANT = torch.ops.aten.lift_fresh.default
+
+
 @dataclass
 class _Memory:
     """A memory that is being recorded."""
@@ -136,7 +140,7 @@ class Recorder(OperatorCounter):  # type: ignore[no-untyped-call]
         event, self.clock = self.clock, self.clock + 1
         plain = [tensor for tensor in inputs if is_plain_tensor(tensor)]
         given = [tensor.untyped_storage() for tensor in plain]
-        own = own_results(outputs, given)
+        own = own_results(outputs, () if func is _CONSTANT else given)
         made = [
             (position, self._meet(output, event, place if self.in_forward else None))
             for position, output in own
@@ -172,6 +176,7 @@ class Recorder(OperatorCounter):  # type: ignore[no-untyped-call]
                     and len(plain) == len(inputs)
                     and bool(made)
                     and self.calls.is_open,
+                    tuple(memory for position, memory in made if position in kept),
                     flops,
                     self.calls.calls - 1,
                     place - self.calls.first,

@@ -16,7 +16,7 @@ from safemodules.memory.tape import Tape
 from safemodules.mutation.graph_internals import fake_mode
 from safemodules.state import preserved, seed_everything
 from safemodules.state.model import module_tensors
-from safemodules.trees import CallArguments, clone_inputs, flatten_tensors, map_tensors
+from safemodules.trees import CallArguments, clone_tensor, flatten_tensors, map_tensors
 
 __all__ = ["LossFn", "prepared_step", "record_step", "summed"]
 
@@ -113,11 +113,14 @@ def _ready(model: nn.Module, call: CallArguments) -> Iterator[CallArguments]:
     """Gradients on, fixed random numbers, and copies of the inputs; all is put back."""
     with preserved(model), torch.inference_mode(False), torch.enable_grad():
         seed_everything(0)
-        handed, _ = clone_inputs(call, requires_grad=False)
-        for (_, before), (_, copy) in zip(
-            flatten_tensors(call), flatten_tensors(handed), strict=True
-        ):
-            copy.requires_grad_(before.requires_grad)
+        wanted = {id(tensor) for _, tensor in flatten_tensors(call) if tensor.requires_grad}
+
+        def copied(tensor: Tensor) -> Tensor:
+            copy = clone_tensor(tensor.detach()).detach()
+            # A leaf may not be overwritten, so what needs a gradient comes from one.
+            return clone_tensor(copy.requires_grad_()) if id(tensor) in wanted else copy
+
+        handed = map_tensors(copied, call)
         yield handed
 
 

@@ -134,9 +134,10 @@ class Simulation:
                 if memory.let_go > memory.freed:
                     step.changes[memory.freed] -= memory.size
                     step.changes[memory.let_go] += memory.size
-                freed = max((saved.freed for saved in memory.saved), default=0)
-                until = max(until, freed, needed_until[result])
-            for source in operator.sources:
+                noted = min(memory.freed, self.tape.forward_events)
+                saved = max((saved.freed for saved in memory.saved), default=0)
+                until = max(until, noted, saved, needed_until[result])
+            for source in (*operator.sources, *operator.kept):
                 is_forgotten = self._memories[source].operator in forgotten
                 ends = needed_until if is_forgotten else kept_until
                 ends[source] = max(ends[source], until)

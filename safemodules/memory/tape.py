@@ -67,6 +67,7 @@ class Operator:
         event: when it ran.
         sources: memories that it read, of those that the step has made.
         results: memories that it made, and that are forgotten if it is.
+        kept: memories that it made, and that are kept to make running it again cheaper.
         seconds: what it took.
         replay_seconds: what it takes to run it again.
         can_replay: whether it can be run again, see NOTE [ Replays ].
@@ -83,6 +84,7 @@ class Operator:
     seconds: float
     replay_seconds: float
     can_replay: bool
+    kept: tuple[int, ...] = ()
     flops: int = 0
     call: int = -1
     place: int = 0

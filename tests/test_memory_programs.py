@@ -1,0 +1,78 @@
+"""Random programs that forget random results compute what they do if they keep them."""
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from memory_counter import StorageCounter
+from program_strategy import programs
+from tensor_strategy import bits
+from test_generated_programs import EXAMPLE, build
+
+import safemodules as sm
+from safemodules.checkpointing.forgetting import forgetful
+from safemodules.memory.recording import record_step, summed
+from safemodules.memory.simulation import Simulation
+from safemodules.trees import CallArguments, clone_inputs, flatten_tensors
+
+pytestmark = pytest.mark.filterwarnings("error::safemodules.BudgetWarning")
+
+
+class Step:
+    """One step of a model: what it has computed, whether backward ran, and its peak."""
+
+    def __init__(self, net, call):
+        net = copy.deepcopy(net)
+        handed, leaves = clone_inputs(CallArguments((EXAMPLE,), {}), requires_grad=True)
+        known = [*net.parameters(), *net.buffers(), *handed.inputs, *leaves.values()]
+        wanted = [*leaves.values(), *net.parameters()]
+        torch.manual_seed(0)
+        counter = StorageCounter(known)
+        with counter:
+            output = call(net, *handed.inputs)
+            seen = [tensor.detach().clone() for _, tensor in flatten_tensors(output)]
+            self.cloned = sum(tensor.untyped_storage().nbytes() for tensor in seen)
+            with contextlib.suppress(RuntimeError):
+                self.raises = True
+                summed(output).backward()
+                self.raises = False
+        if not self.raises:
+            seen += [torch.zeros(0) if leaf.grad is None else leaf.grad for leaf in wanted]
+        self.seen = [bits(tensor) for tensor in (*seen, *net.buffers())]
+        self.peak = counter.peak - self.cloned
+
+
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+@given(text=programs(), data=st.data())
+def test_a_program_that_forgets_computes_the_same(text, data):
+    for net in build(text):
+        plain = Step(net, lambda net, x: net(x))
+        call = CallArguments((EXAMPLE.clone().requires_grad_(),), {})
+        try:
+            tape = record_step(net, call)
+        except RuntimeError:  # an overwritten leaf, or a view that backward refuses
+            assert plain.raises
+            return
+        able = [place for place, operator in enumerate(tape.operators) if operator.can_replay]
+        drawn = data.draw(st.sets(st.sampled_from(able)) if able else st.just(set()))
+        simulation = Simulation(tape)
+        forgotten = simulation.completed(drawn)
+        found = Step(net, lambda net, x: forgetful(tape.forgetting(forgotten), net, x))
+        assert found.seen == plain.seen
+        assert found.raises == plain.raises
+        if not found.raises:
+            assert found.peak <= simulation.run(forgotten).peak
+
+
+def test_the_error_of_a_program_names_what_it_should():
+    """A step that forgets raises where the plain one does, and says what to do."""
+    net = torch.nn.Sequential(torch.nn.Sigmoid(), torch.nn.ReLU(inplace=True))
+    x = torch.randn(4, requires_grad=True)
+    tape = record_step(net, CallArguments((x,), {}))
+    with pytest.raises(sm.CheckpointError, match="modified by an inplace operation"):
+        forgetful(tape.forgetting(()), net, x).sum().backward()
