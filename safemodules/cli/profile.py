@@ -14,7 +14,7 @@ from safemodules.cli.console import Console
 from safemodules.cli.inputs import SHAPE_FORMS, make_inputs, parse_dtype, parse_input
 from safemodules.cli.pages import write_page
 from safemodules.cli.targets import TARGET_FORMS, load_target
-from safemodules.memory.page import document
+from safemodules.memory.page import document, plan_fragment, profile_fragment
 
 DETAILS = """\
 Runs one forward and backward that keeps nothing, and prints for every module what it keeps for
@@ -57,9 +57,8 @@ def _run(options: argparse.Namespace, console: Console) -> ExitCode:
                 model, inputs, options.budget, fake=options.fake, progress=progress
             )
     if options.html is not None:
-        parts = [profile, *([plan] if plan is not None else [])]
-        title = f"Memory of a step of {options.target}"
-        write_page(options.html, document(title, [part._repr_html_() for part in parts]))
+        parts = [profile_fragment(profile)] + ([] if plan is None else [plan_fragment(plan)])
+        write_page(options.html, document(f"Memory of a step of {options.target}", parts))
     console.print(f"{profile.summary()}\n{profile.table(options.depth)}")
     if plan is not None:
         console.print(f"\n{plan}")
