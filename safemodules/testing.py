@@ -88,7 +88,7 @@ def gradcheck_module(
         Whether the check passed.
 
     Raises:
-        safemodules.errors.PrecisionError: A parameter, a buffer or an input is not in double precision.
+        safemodules.errors.PrecisionError: A tensor is not in double precision.
         ExampleInputError: There is nothing to check.
         GradcheckError: From torch: the gradients differ (a ``RuntimeError``).
 
