@@ -6,6 +6,7 @@ A marker is a comment, which a reader of the built page does not see:
 - ``<!-- raises: TEXT -->``: it raises an error whose message contains TEXT.
 - ``<!-- prints -->``: not code, but all that the block before it prints; ``...`` stands for
   anything.
+- ``<!-- prints about -->``: the same, but other numbers will do: times, and what follows of them.
 - ``<!-- file: NAME -->``: it is a file, which the blocks below it on the page find.
 - ``<!-- needs: MODULE -->``: it is run where MODULE is installed.
 - ``<!-- not run: REASON -->``: it is not run, only compiled if it is Python.
@@ -21,7 +22,7 @@ _BLOCK = re.compile(
     r"^(?:<!-- (?P<marker>[^\n]*?) -->\n+)?^```(?P<language>\w+)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-MARKERS = ("continues", "raises", "prints", "file", "needs", "not run")
+MARKERS = ("continues", "raises", "prints", "prints about", "file", "needs", "not run")
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def programs_of(page: Path) -> list[Program]:
     for block in blocks_of(page):
         if block.marker == "file":
             files.append(block)
-        elif block.marker in ("continues", "prints"):
+        elif block.marker in ("continues", "prints", "prints about"):
             programs[-1].blocks.append(block)
         elif block.language != "text":
             programs.append(Program(tuple(files), [block]))
