@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
-import safemodules as sm  # noqa: E402 - after the path of the extension
+import safemodules as sm
 
 project = "safemodules"
 author = "safemodules contributors"
@@ -16,8 +16,8 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "sphinx.ext.mathjax",
     "command_line",
+    "mathml",
 ]
 exclude_patterns = ["_build"]
 
@@ -43,6 +43,7 @@ nitpick_ignore_regex = [
     ("py:class", r"(Module|Exception|\w+Error|\w+Warning|object|str|optional)"),
 ]
 
+html_math_renderer = "mathml"
 html_theme = "pydata_sphinx_theme"
 html_title = "safemodules"
 html_static_path = ["_static"]
@@ -60,4 +61,4 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_sidebars = {"index": [], "comparison": [], "design": []}
+html_sidebars = {page: [] for page in ("index", "tutorial", "comparison", "design")}

@@ -1,6 +1,7 @@
 """The directive ``command-line``: every command, from the parser that the program uses."""
 
 import argparse
+import re
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
@@ -26,15 +27,25 @@ def _section(name: str, parser: argparse.ArgumentParser) -> nodes.section:
     section = nodes.section(ids=[f"safemodules-{name}"], names=[f"safemodules {name}"])
     section += nodes.title("", "", nodes.literal(text=f"safemodules {name}"))
     first, *others = (parser.description or "").split("\n\n")
-    section += nodes.paragraph(text=f"{first[:1].upper()}{first[1:]}.")
-    section += nodes.literal_block(text=parser.format_usage().removeprefix("usage: ").rstrip())
-    section += [nodes.paragraph(text=" ".join(text.split())) for text in others]
+    section += _paragraph(f"{first[:1].upper()}{first[1:]}.")
+    usage = parser.format_usage().removeprefix("usage: ").rstrip()
+    section += nodes.literal_block(usage, usage, language="text")
+    section += [_paragraph(text) for text in others]
     arguments = nodes.definition_list()
     for action in parser._actions:
         if action.help != argparse.SUPPRESS and "--help" not in action.option_strings:
             arguments += _argument(parser, action)
     section += arguments
     return section
+
+
+def _paragraph(text: str) -> nodes.paragraph:
+    """Make a paragraph, with options and what stands in backquotes as code."""
+    paragraph = nodes.paragraph()
+    for part in re.split(r"(`[^`]+`|(?<!\S)--[\w-]+)", " ".join(text.split())):
+        is_code = part.startswith(("`", "--"))
+        paragraph += nodes.literal(text=part.strip("`")) if is_code else nodes.Text(part)
+    return paragraph
 
 
 def _argument(
@@ -46,7 +57,7 @@ def _argument(
     return nodes.definition_list_item(
         "",
         nodes.term("", "", nodes.literal(text=shown)),
-        nodes.definition("", nodes.paragraph(text=text)),
+        nodes.definition("", _paragraph(text)),
     )
 
 
