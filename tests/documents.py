@@ -75,9 +75,10 @@ def blocks_of(page: Path) -> list[Block]:
     found = []
     for match in _BLOCK.finditer(content):
         marker, _, value = (match["marker"] or "").partition(": ")
-        known = marker if marker in MARKERS else ""
         line = content.count("\n", 0, match.start("text")) + 1
-        found.append(Block(page, line, match["language"], match["text"], known, value))
+        if marker and marker not in MARKERS:
+            raise ValueError(f"{page}:{line}: no such marker: {marker}")
+        found.append(Block(page, line, match["language"], match["text"], marker, value))
     return found
 
 

@@ -120,6 +120,14 @@ def test_code_that_is_not_run_is_rare_and_says_why() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_text_above_a_file_names_it(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for block in blocks_of(page):
+        if block.marker == "file":
+            assert f"`{block.value}`" in "\n".join(lines[max(0, block.line - 8) : block.line])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_link_of_a_page_leads_to_a_page(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
