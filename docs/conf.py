@@ -26,11 +26,11 @@ myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings name types where they matter
-autodoc_default_options = {"show-inheritance": True}
 autodoc_inherit_docstrings = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+napoleon_attr_annotations = False
 napoleon_custom_sections = [("Shape", "notes_style"), ("Reference", "notes_style")]
 python_use_unqualified_type_names = True
 
