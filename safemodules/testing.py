@@ -88,7 +88,7 @@ def gradcheck_module(
         Whether the check passed.
 
     Raises:
-        PrecisionError: A parameter, a buffer or an input is not in double precision.
+        safemodules.errors.PrecisionError: A tensor is not in double precision.
         ExampleInputError: There is nothing to check.
         GradcheckError: From torch: the gradients differ (a ``RuntimeError``).
 
@@ -157,7 +157,7 @@ def assert_equivalent(
     seed: int = 0,
     **kwargs: Any,
 ) -> None:
-    """Assert that two modules compute the same, see :func:`safemodules.verification.verify`.
+    """Assert that two modules compute the same, see :func:`safemodules.verify`.
 
     Args:
         a: The reference.

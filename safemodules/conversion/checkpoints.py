@@ -56,7 +56,7 @@ def plan_checkpoints(
         progress: called with a text, the steps done and the number of steps.
 
     Returns:
-        The plan: what is forgotten, the peak, and the time that is added.
+        The plan, which tells what is forgotten, the peak, and the time that is added.
 
     Raises:
         OptionError: the budget cannot be read.

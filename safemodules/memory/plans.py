@@ -74,7 +74,7 @@ class CheckpointPlan:
 
     @property
     def overhead(self) -> float:
-        """Time of a step as a ratio to that of a step that forgets nothing: 1.05."""
+        """Time of a step over that of a step that forgets nothing, such as 1.05."""
         return 1 + self.seconds / self.step_seconds if self.step_seconds else 1.0
 
     def by_module(self) -> dict[str, list[ForgottenResult]]:

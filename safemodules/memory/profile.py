@@ -54,7 +54,7 @@ class ModuleMemory:
 
     @property
     def name(self) -> str:
-        """Its place in the tree: ``"layer1.0.conv1 (Conv2d)"``."""
+        """Its path and class, such as ``"layer1.0.conv1 (Conv2d)"``."""
         return f"{self.path or '(the model itself)'} ({self.kind})"
 
 

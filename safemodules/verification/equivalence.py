@@ -167,7 +167,7 @@ def verify(
             all. They are copied and put back after each run.
 
     Returns:
-        The verdict. It is true to these inputs only: a branch that they do not take was
+        The verdict, which is true to these inputs only. A branch that they do not take was
         not compared.
 
     Raises:
