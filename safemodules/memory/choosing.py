@@ -2,10 +2,12 @@
 
 NOTE [ Search ]: a choice is judged by simulating the step. Three passes, all deterministic:
 
-1. Forget. While the step is over the budget, the change is made that takes most of the excess
-   away for each second that it adds: forgetting a result, or keeping one again, which cuts a long
-   replay in two. The excess is summed over the events, so that a change counts that lowers one of
-   two equal peaks.
+1. Forget. The results that are cheapest for their bytes are forgotten, as many as bring the step
+   nearest to the budget. While it is over the budget, the change is made that takes most of the
+   excess away for each second that it adds: forgetting a result, or keeping one again, which cuts
+   a long replay in two. The excess is summed over the events, so that a change counts that lowers
+   one of two equal peaks. Where no single change lowers it, the way to a smaller budget may still
+   lead below this one.
 2. Keep. What is forgotten needlessly by now is kept again, the dearest first.
 3. Exchange. A dear result is kept, and cheaper ones are forgotten in its place, as long as that
    saves time.
@@ -22,7 +24,11 @@ from safemodules.memory.simulation import Simulated, Simulation
 __all__ = ["Choice", "choose", "least_seconds"]
 
 # How many steps may be simulated: what bounds the time of the search, the same on any machine.
-TRIES = 4000
+TRIES = 2400
+# Shares of the budget that are aimed at, one after the other, until it is met.
+TARGETS = (1.0, 0.9, 0.75, 0.5)
+# How many numbers of cheapest results are tried at first.
+STARTS = 24
 
 
 @dataclass(frozen=True)
@@ -72,8 +78,42 @@ class _Search:
 
     def forget(self) -> None:
         """The first pass."""
+        budget = self._budget
+        found: list[tuple[bool, float, frozenset[int], Choice]] = []
+        for share in TARGETS:
+            self._budget = int(share * budget)
+            self._start()
+            self._descend(budget)
+            choice = self.best
+            over = choice.simulated.peak > budget
+            price = choice.simulated.peak if over else choice.simulated.seconds
+            found.append((over, price, self.chosen, choice))
+            if not over:
+                break
+        self._budget = budget
+        _, _, chosen, choice = min(found, key=lambda each: each[:2])
+        self._accept(chosen, choice)
+
+    def _start(self) -> None:
+        """Forget the cheapest results, as many as bring the step nearest to the budget."""
+        ranked = sorted(self._simulation.candidates, key=self._price)
+        tried = {round(len(ranked) * part / STARTS) for part in range(STARTS + 1)}
+        starts = [frozenset(ranked[:count]) for count in sorted(tried)]
+        judged = [(self._judge(start), start) for start in starts]
+        best = min(judged, key=lambda each: (each[0].simulated.excess(self._budget), len(each[1])))
+        self._accept(best[1], best[0])
+
+    def _price(self, place: int) -> float:
+        """Seconds for each byte that forgetting one result alone saves."""
+        operators, memories = self._simulation.tape.operators, self._simulation.tape.memories
+        seconds = sum(operators[p].replay_seconds for p in self._simulation.completed((place,)))
+        results = (memories[one] for one in operators[place].results)
+        return seconds / sum(memory.size for memory in results if memory.saved)
+
+    def _descend(self, budget: int) -> None:
+        """Make the best changes on the way to the target, until a budget is met."""
         gains: dict[int, float] = dict.fromkeys(self._simulation.candidates, float("inf"))
-        while not self.fits and self._tries > 0:
+        while self.best.simulated.peak > budget and self._tries > 0:
             found = self._most_worth(gains)
             if found is None:
                 return

@@ -1,16 +1,15 @@
 """What a step needs if some results of its forward are forgotten, without running it.
 
-See NOTE [ Forgotten Results ] in ``checkpointing/replaying.py`` for what is simulated.
+See NOTE [ Forgotten Results ] in ``checkpointing/replaying.py`` for what is simulated. A search
+simulates thousands of steps, so what a step looks up stands in lists by index.
 """
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
-from safemodules.checkpointing.replaying import replay_order
-from safemodules.memory.tape import Operator, Tape
+from safemodules.memory.tape import Memory, Operator, Tape
 
 __all__ = ["Simulated", "Simulation"]
 
@@ -41,7 +40,8 @@ class Simulated:
 
     def excess(self, budget: int) -> int:
         """How far the step is over a budget, summed over its events."""
-        return sum(live - budget for live in self.live if live > budget)
+        over = [live for live in self.live if live > budget]
+        return sum(over) - budget * len(over)
 
 
 class Simulation:
@@ -54,33 +54,55 @@ class Simulation:
 
     def __init__(self, tape: Tape, *, gradients: bool = True) -> None:
         self.tape = tape
-        self._memories = tape.memories
-        self._operators = tape.operators
         self._changes = [0] * (tape.events + 1)
         for memory in tape.memories:
             if gradients or not memory.is_gradient:
                 self._changes[memory.made] += memory.size
                 self._changes[memory.let_go] -= memory.size
+        self._let_go = [memory.let_go for memory in tape.memories]
+        # The makers of what an operator reads, with what it reads.
+        self._made_by = [
+            [
+                (maker, source)
+                for source in one.sources
+                if (maker := self._maker(source)) is not None
+            ]
+            for one in tape.operators
+        ]
         self._asks = sorted(
-            (asked, index)
+            (saved.asked[0], index, memory.operator)
             for index, memory in enumerate(tape.memories)
             if memory.operator is not None
             for saved in memory.saved
-            for asked in saved.asked[:1]
+            if saved.asked
         )
+        # Until when a memory's readers of each event and later hold it.
+        self._readers = [_readers(memory) for memory in tape.memories]
+        self._noted = [
+            max(
+                min(memory.freed, tape.forward_events),
+                max((saved.freed for saved in memory.saved), default=0),
+            )
+            for memory in tape.memories
+        ]
+
+    def _maker(self, memory: int) -> int | None:
+        return self.tape.memories[memory].operator
 
     @cached_property
     def candidates(self) -> tuple[int, ...]:
         """Operators whose results are worth forgetting."""
-        least = sum(memory.size for memory in self._memories if memory.saved) * WORTH
+        memories = self.tape.memories
+        least = sum(memory.size for memory in memories if memory.saved) * WORTH
+
+        def saved(operator: Operator) -> int:
+            results = (memories[one] for one in operator.results)
+            return sum(memory.size for memory in results if memory.saved)
+
         return tuple(
             place
-            for place, operator in enumerate(self._operators)
-            if operator.can_replay
-            and sum(
-                self._memories[one].size for one in operator.results if self._memories[one].saved
-            )
-            > least
+            for place, operator in enumerate(self.tape.operators)
+            if operator.can_replay and saved(operator) > least
         )
 
     def completed(self, forgotten: Iterable[int]) -> frozenset[int]:
@@ -88,15 +110,15 @@ class Simulation:
 
         What is not saved for backward is gone by then; if it is large, it is not held either.
         """
+        operators, memories = self.tape.operators, self.tape.memories
         found = set(forgotten)
         stack = list(found)
         while stack:
-            for source in self._operators[stack.pop()].sources:
-                memory = self._memories[source]
-                maker = memory.operator
-                if maker is None or maker in found or memory.saved or memory.size <= SMALL:
+            for maker, source in self._made_by[stack.pop()]:
+                memory = memories[source]
+                if maker in found or memory.saved or memory.size <= SMALL:
                     continue
-                if self._operators[maker].can_replay:
+                if operators[maker].can_replay:
                     found.add(maker)
                     stack.append(maker)
         return frozenset(found)
@@ -107,109 +129,115 @@ class Simulation:
         Args:
             forgotten: places of the operators; see :meth:`completed`.
         """
-        step = _Step(self._changes.copy())
-        operators = [self._operators[place] for place in sorted(forgotten)]
-        kept_until = self._forget(step, operators, forgotten)
-        for source, until in kept_until.items():
-            memory = self._memories[source]
-            if until > memory.let_go:
-                step.changes[memory.let_go] += memory.size
-                step.changes[until] -= memory.size
-        self._replay(step, forgotten)
-        live = list(accumulate(step.changes[:-1]))
+        step = _Step(self._changes.copy(), set(forgotten), [-1] * len(self._let_go))
+        self._forget(step)
+        for event, asked, maker in self._asks:
+            if maker in step.forgotten and step.valid_until[asked] <= event:
+                self._replay(step, event, maker)
+        live = list(accumulate(step.changes))
         for event, size in step.beyond.items():
             live[event] += size
-        return Simulated(tuple(live), step.seconds, step.replays)
+        return Simulated(tuple(live[:-1]), step.seconds, step.replays)
 
-    def _forget(
-        self, step: "_Step", operators: list[Operator], forgotten: Collection[int]
-    ) -> dict[int, int]:
-        """Free what is forgotten, and tell until when replays hold what they read."""
-        needed_until: dict[int, int] = defaultdict(int)  # by memory that is forgotten
-        kept_until: dict[int, int] = defaultdict(int)
-        for operator in reversed(operators):
+    def _forget(self, step: "_Step") -> None:
+        """Free what is forgotten, and hold what replays read as long as they are noted."""
+        operators, memories, let_go = self.tape.operators, self.tape.memories, self._let_go
+        noted_until: dict[int, int] = {}  # by memory that notes of operators read
+        for place in sorted(step.forgotten, reverse=True):
+            operator = operators[place]
             until = 0
             for result in operator.results:
-                memory = self._memories[result]
-                if memory.let_go > memory.freed:
+                memory, gone = memories[result], let_go[result]
+                if gone > memory.freed:
                     step.changes[memory.freed] -= memory.size
-                    step.changes[memory.let_go] += memory.size
-                noted = min(memory.freed, self.tape.forward_events)
-                saved = max((saved.freed for saved in memory.saved), default=0)
-                until = max(until, noted, saved, needed_until[result])
+                    step.changes[gone] += memory.size
+                until = max(until, self._noted[result], noted_until.get(result, 0))
             for source in (*operator.sources, *operator.kept):
-                is_forgotten = self._memories[source].operator in forgotten
-                ends = needed_until if is_forgotten else kept_until
-                ends[source] = max(ends[source], until)
-        return kept_until
-
-    def _replay(self, step: "_Step", forgotten: Collection[int]) -> None:
-        """Compute again what backward asks for."""
-        valid_until: dict[int, int] = {}
-
-        def missing(place: int) -> list[int]:
-            makers = []
-            for source in self._operators[place].sources:
-                maker = self._memories[source].operator
-                if maker in forgotten and valid_until.get(source, -1) <= event:
-                    assert maker is not None
-                    makers.append(maker)
-            return makers
-
-        for event, asked in self._asks:
-            maker = self._memories[asked].operator
-            if maker not in forgotten or valid_until.get(asked, -1) > event:
+                noted_until[source] = max(noted_until.get(source, 0), until)
+        for source, until in noted_until.items():
+            memory = memories[source]
+            maker = memory.operator
+            if maker in step.forgotten and source not in operators[maker].kept:
                 continue
-            places = replay_order(maker, missing, int)
-            dying = defaultdict(list)
-            last_use = {source: place for place in places for source in missing(place)}
-            for source, place in last_use.items():
-                dying[place].append(source)
-            self._replay_one(step, event, places, dying, valid_until)
+            if until > let_go[source]:
+                step.changes[let_go[source]] += memory.size
+                step.changes[until] -= memory.size
 
-    def _replay_one(
-        self,
-        step: "_Step",
-        event: int,
-        places: list[int],
-        dying: dict[int, list[int]],
-        valid_until: dict[int, int],
-    ) -> None:
-        held = most = 0
-        passing: dict[int, int] = defaultdict(int)
-        for place in places:
-            operator = self._operators[place]
+    def _replay(self, step: "_Step", event: int, asked: int) -> None:
+        """Run again what leads to an operator, in the order of the forward."""
+        needed, stack = {asked}, [asked]
+        last_use: dict[int, int] = {}
+        while stack:
+            place = stack.pop()
+            for maker, source in self._made_by[place]:
+                if maker in step.forgotten and step.valid_until[source] <= event:
+                    last_use[maker] = max(place, last_use.get(maker, place))
+                    if maker not in needed:
+                        needed.add(maker)
+                        stack.append(maker)
+        dying: dict[int, list[int]] = {}
+        for maker, place in last_use.items():
+            dying.setdefault(place, []).append(maker)
+        held = most = passing = 0
+        passed: dict[int, int] = {}
+        for place in sorted(needed):
+            operator = self.tape.operators[place]
             step.seconds += operator.replay_seconds
-            step.replays += 1
             for result in operator.results:
-                memory = self._memories[result]
-                if valid_until.get(result, -1) > event:
+                if step.valid_until[result] > event:
                     continue
-                until = self._asked_until(result, event)
+                size = self.tape.memories[result].size
+                until = self._held_until(result, event)
                 if until > event:
-                    valid_until[result] = until
-                    step.changes[event] += memory.size
-                    step.changes[until] -= memory.size
-                    held += memory.size
+                    step.valid_until[result] = until
+                    step.changes[event] += size
+                    step.changes[until] -= size
+                    held += size
                 else:
-                    passing[place] += memory.size
-            most = max(most, held + sum(passing.values()))
-            for gone in dying[place]:
-                passing.pop(gone, None)
+                    passed[place] = passed.get(place, 0) + size
+                    passing += size
+            most = max(most, held + passing)
+            for maker in dying.get(place, ()):
+                passing -= passed.pop(maker, 0)
+        step.replays += len(needed)
         step.beyond[event] = max(step.beyond.get(event, 0), most - held)
 
-    def _asked_until(self, result: int, event: int) -> int:
-        """Until when readers of a result, from an event on, hold it."""
-        readers = self._memories[result].saved
-        ends = [one.freed for one in readers if not one.asked or one.asked[0] >= event]
-        return max(ends, default=-1)
+    def _held_until(self, result: int, event: int) -> int:
+        """Until when those who ask for a result from an event on hold it."""
+        for first, until in self._readers[result]:
+            if first >= event:
+                return until
+        return -1
 
 
+def _readers(memory: Memory) -> list[tuple[int, int]]:
+    """When a memory is asked for, and until when those who ask then or later hold it."""
+    never = 1 << 62  # a reader that never asks holds it as long as it may
+    asks = sorted((saved.asked[0] if saved.asked else never, saved.freed) for saved in memory.saved)
+    found: list[tuple[int, int]] = []
+    until = -1
+    for first, freed in reversed(asks):
+        until = max(until, freed)
+        found.append((first, until))
+    return found[::-1]
+
+
+@dataclass
 class _Step:
-    """A step that is being simulated."""
+    """A step that is being simulated.
 
-    def __init__(self, changes: list[int]) -> None:
-        self.changes = changes
-        self.beyond: dict[int, int] = {}  # by event: what replays need for a moment
-        self.seconds = 0.0
-        self.replays = 0
+    Attributes:
+        changes: how many bytes more are alive from each event on.
+        forgotten: places of the operators whose results are forgotten.
+        valid_until: by memory, until when it is there again.
+        beyond: by event, what replays need for a moment.
+        seconds: what replays take.
+        replays: how many operators are run again.
+    """
+
+    changes: list[int]
+    forgotten: set[int]
+    valid_until: list[int]
+    beyond: dict[int, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    replays: int = 0
