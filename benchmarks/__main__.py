@@ -36,7 +36,7 @@ from pathlib import Path
 
 from benchmarks import pages, summary
 from benchmarks.registry import FOLDER, PROGRAMS, Program, chosen
-from benchmarks.regressions import regressions
+from benchmarks.regressions import Regression, regressions
 from benchmarks.summary import Run
 
 RESULTS = FOLDER / "results"
@@ -176,6 +176,16 @@ def store(runs: Sequence[Run], options: argparse.Namespace) -> None:
     print(f"wrote {path.name}, {path.with_suffix('.md').name} and the charts beside them")
 
 
+def compare(runs: Sequence[Run], options: argparse.Namespace) -> list[Regression]:
+    """What is worse than in the committed summary; says what it does not hold."""
+    committed = summary.read(options.check)
+    known = {run.program for run in committed}
+    unknown = [run.program for run in runs if run.program not in known]
+    if unknown:
+        print(f"not in {options.check.name}, so not compared: {', '.join(unknown)}")
+    return list(regressions(committed, runs, options.tolerance))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     options = parse(arguments)
@@ -188,8 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     store(runs, options)
     faults = [f"{run.program}: exit status {run.status}" for run in runs if failed(run)]
     if options.check:
-        worse = regressions(summary.read(options.check), runs, options.tolerance)
-        faults = list(dict.fromkeys([*faults, *map(str, worse)]))
+        faults = list(dict.fromkeys([*faults, *map(str, compare(runs, options))]))
         print(f"{len(faults)} regressions" if faults else "no regression")
     for fault in faults:
         print(fault)

@@ -199,9 +199,15 @@ def test_the_check_fails_on_a_regression_and_writes_nothing(tmp_path: Path, caps
     assert sorted(tmp_path.iterdir()) == files
 
 
-def test_an_update_keeps_the_remark_and_the_other_programs_in_the_order_of_the_registry(
-    tmp_path, monkeypatch
-):
+def test_the_check_says_what_it_has_nothing_to_compare_with(tmp_path: Path, capsys):
+    summary.write([run()], tmp_path / "before.json", "Before")
+    summary.write([run(program="new")], tmp_path / "after.json", "After")
+    arguments = ["--check", str(tmp_path / "before.json"), "--found", str(tmp_path / "after.json")]
+    assert program.main(arguments) == 0
+    assert "not in before.json, so not compared: new" in capsys.readouterr().out
+
+
+def test_an_update_keeps_the_remark_and_the_other_programs_in_order(tmp_path, monkeypatch):
     def fake(entry, *, quick, timeout):
         return run(program=entry.name)
 
