@@ -92,3 +92,7 @@ class BudgetWarning(UserWarning):
 
 class BudgetError(SafeModulesError, ValueError):
     """A memory budget is less than the step needs whatever is forgotten."""
+
+
+class MissingPackageError(SafeModulesError, ImportError):
+    """An integration was used whose library is not installed."""
