@@ -21,10 +21,16 @@ class StorageCounter(TorchDispatchMode):
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()
-        self.live = self.peak = 0
-        self._seen = WeakIdKeyDictionary()
+        self.live = 0
+        self._history: list[int] = []
+        self._made_at = WeakIdKeyDictionary()
         for tensor in known:
-            self._seen[tensor.untyped_storage()] = True
+            self._made_at[tensor.untyped_storage()] = None
+
+    @property
+    def peak(self) -> int:
+        """The most bytes alive after any operator."""
+        return max(self._history, default=0)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -33,20 +39,29 @@ class StorageCounter(TorchDispatchMode):
         for output in tree_leaves(outputs):
             if isinstance(output, Tensor):
                 self._count(output)
-        self.peak = max(self.peak, self.live)
+        self._history.append(self.live)
         return outputs
 
     def _count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        if storage in self._seen:
+        if storage in self._made_at:
             return
-        self._seen[storage] = True
+        self._made_at[storage] = len(self._history)
         size = storage.nbytes()
         self.live += size
         weakref.finalize(storage, self._free, size).atexit = False
 
     def _free(self, size: int) -> None:
         self.live -= size
+
+    def leave_out(self, tensor: Tensor) -> None:
+        """Count the memory of a tensor as if it had never been made, and not as freed later."""
+        storage = tensor.untyped_storage()
+        made = self._made_at[storage]
+        if made is not None:
+            size = storage.nbytes()
+            self._history[made:] = [live - size for live in self._history[made:]]
+            self.live -= size
 
 
 def measure_step(
@@ -64,3 +79,29 @@ def measure_step(
         total.backward()
     model.zero_grad(set_to_none=True)
     return saved, counter.peak
+
+
+def measure_activations(
+    model: nn.Module, inputs: Tensor, loss: Callable[[Tensor], Tensor]
+) -> tuple[int, int]:
+    """As :func:`measure_step`, with the gradients of parameters left out of the peak."""
+    model.zero_grad(set_to_none=True)
+    counter = StorageCounter([*model.parameters(), *model.buffers(), inputs])
+    arrived = []
+
+    def leave_out(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        counter.leave_out(parameter.grad)
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            arrived.append(parameter.register_post_accumulate_grad_hook(leave_out))
+    with counter:
+        output = model(inputs)
+        saved = counter.live
+        loss(output).backward()
+        peak = counter.peak  # before the gradients are freed
+    for hook in arrived:
+        hook.remove()
+    model.zero_grad(set_to_none=True)
+    return saved, peak

@@ -44,12 +44,14 @@ def loss(output: Tensor) -> Tensor:
     return output.sum()
 
 
-def step(model: nn.Module, inputs: Tensor) -> Callable[[], None]:
+def step(
+    model: nn.Module, inputs: Tensor, loss_fn: Callable[..., Tensor] = loss
+) -> Callable[[], None]:
     """One forward and backward."""
 
     def run() -> None:
         model.zero_grad(set_to_none=True)
-        loss(model(inputs)).backward()
+        loss_fn(model(inputs)).backward()
 
     return run
 

@@ -127,10 +127,10 @@ _RULES: Final[dict[Any, Rule | None]] = {
 }
 # Attention draws random numbers only where dropout is on: the position of its probability.
 _DROPOUT: Final = {
-    _ATEN._scaled_dot_product_flash_attention_for_cpu.default: 3,
-    _ATEN._scaled_dot_product_flash_attention.default: 3,
-    _ATEN._scaled_dot_product_efficient_attention.default: 5,
-    _ATEN._scaled_dot_product_cudnn_attention.default: 5,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": 3,
+    "aten::_scaled_dot_product_flash_attention": 3,
+    "aten::_scaled_dot_product_efficient_attention": 5,
+    "aten::_scaled_dot_product_cudnn_attention": 5,
 }
 # What they return is memory that somebody fills later, or what they were given.
 _NO_RESULTS: Final = frozenset(
@@ -155,11 +155,11 @@ def rule_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rule | 
     """
     if func in _RULES:
         return _RULES[func]
-    if func in _DROPOUT:
-        place = _DROPOUT[func]
+    schema = getattr(func, "_schema", None)
+    place = _DROPOUT.get(getattr(schema, "name", ""))
+    if place is not None:
         probability = args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)
         return _PURE if probability == 0.0 else None
-    schema = getattr(func, "_schema", None)
     if schema is None or schema.is_mutable or _SEEDED in func.tags or schema.name in _NO_RESULTS:
         return None
     return _PURE

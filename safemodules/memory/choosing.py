@@ -23,8 +23,9 @@ from safemodules.memory.simulation import Simulated, Simulation
 
 __all__ = ["Choice", "choose", "least_seconds"]
 
-# How many steps may be simulated: what bounds the time of the search, the same on any machine.
-TRIES = 2400
+# How much may be simulated, in operators that are run again and eighths of events: what bounds the
+# time of the search, alike on any machine.
+WORK = 1_100_000
 # Shares of the budget that are aimed at, one after the other, until it is met.
 TARGETS = (1.0, 0.9, 0.75, 0.5)
 # How many numbers of cheapest results are tried at first.
@@ -50,21 +51,21 @@ class _Search:
     Args:
         simulation: simulates choices.
         budget: bytes.
-        tries: how many steps may be simulated.
+        work: how much may be simulated.
     """
 
-    def __init__(self, simulation: Simulation, budget: int, tries: int) -> None:
+    def __init__(self, simulation: Simulation, budget: int, work: int) -> None:
         self._simulation = simulation
         self._budget = budget
-        self._tries = tries
+        self._work = work
         self.least: int | None = None  # the smallest peak that was met
         self.chosen: frozenset[int] = frozenset()
         self.best = self._judge(self.chosen)
 
     def _judge(self, chosen: Iterable[int]) -> Choice:
-        self._tries -= 1
         forgotten = self._simulation.completed(chosen)
         simulated = self._simulation.run(forgotten)
+        self._work -= simulated.replays + len(simulated.live) // 8
         self.least = min(simulated.peak, simulated.peak if self.least is None else self.least)
         return Choice(forgotten, simulated)
 
@@ -113,7 +114,7 @@ class _Search:
     def _descend(self, budget: int) -> None:
         """Make the best changes on the way to the target, until a budget is met."""
         gains: dict[int, float] = dict.fromkeys(self._simulation.candidates, float("inf"))
-        while self.best.simulated.peak > budget and self._tries > 0:
+        while self.best.simulated.peak > budget and self._work > 0:
             found = self._most_worth(gains)
             if found is None:
                 return
@@ -130,7 +131,7 @@ class _Search:
         heap = [(-gain, place) for place, gain in gains.items()]
         heapq.heapify(heap)
         judged: dict[int, tuple[frozenset[int], Choice]] = {}
-        while heap and self._tries > 0:
+        while heap and self._work > 0:
             negative, place = heapq.heappop(heap)
             if place in judged:
                 return judged[place] if negative < 0 else None
@@ -148,25 +149,21 @@ class _Search:
         operators = self._simulation.tape.operators
         dearest = sorted(self.chosen, key=lambda place: -operators[place].replay_seconds)
         for place in dearest:
-            if self._tries <= 0:
+            if self._work <= 0:
                 return
             fewer = self.chosen - {place}
             choice = self._judge(fewer)
-            if self._is_better(choice):
+            if self._is_cheaper(choice, self.best):
                 self._accept(fewer, choice)
-
-    def _is_better(self, choice: Choice) -> bool:
-        fits = choice.simulated.peak <= self._budget
-        return fits and choice.simulated.seconds < self.best.simulated.seconds
 
     def exchange(self) -> None:
         """The third pass."""
         operators = self._simulation.tape.operators
         improved = True
-        while improved and self._tries > 0:
+        while improved and self._work > 0:
             improved = False
             for place in sorted(self.chosen, key=lambda p: -operators[p].replay_seconds):
-                if self._tries <= 0:
+                if self._work <= 0:
                     break
                 if place in self.chosen and self._exchanged(place):
                     improved = True
@@ -179,31 +176,50 @@ class _Search:
         others = [p for p in self._simulation.candidates if p not in chosen]
         gains = dict.fromkeys(others, float("inf"))
         for _ in range(4):
-            if self.fits or self._tries <= 0 or not gains:
+            if self.fits or self._work <= 0 or not gains:
                 break
             found = self._most_worth(gains)
             if found is None or found[1].simulated.seconds >= best.simulated.seconds:
                 break
             self._accept(*found)
-        if self.fits and self.best.simulated.seconds < best.simulated.seconds * (1 - 1e-6):
+        if self._is_cheaper(self.best, best):
             return True
         self._accept(chosen, best)
+        return self._swapped(place, others)
+
+    def _swapped(self, place: int, others: list[int]) -> bool:
+        """Forget one other result instead of a dear one."""
+        operators = self._simulation.tape.operators
+        least = operators[place].replay_seconds
+        for other in sorted(others, key=self._price):
+            if self._work <= 0:
+                break
+            if operators[other].replay_seconds < least:
+                changed = (self.chosen - {place}) | {other}
+                choice = self._judge(changed)
+                if self._is_cheaper(choice, self.best):
+                    self._accept(changed, choice)
+                    return True
         return False
 
+    def _is_cheaper(self, choice: Choice, than: Choice) -> bool:
+        fits = choice.simulated.peak <= self._budget
+        return fits and choice.simulated.seconds < than.simulated.seconds * (1 - 1e-6)
 
-def choose(simulation: Simulation, budget: int, tries: int = TRIES) -> tuple[Choice, int]:
+
+def choose(simulation: Simulation, budget: int, work: int = WORK) -> tuple[Choice, int]:
     """Choose what to forget.
 
     Args:
         simulation: simulates steps.
         budget: bytes.
-        tries: how many steps may be simulated.
+        work: how much may be simulated.
 
     Returns:
         The choice, which is over the budget if nothing within was found; and the smallest peak
         that was met.
     """
-    search = _Search(simulation, budget, tries)
+    search = _Search(simulation, budget, work)
     search.forget()
     if search.fits:
         search.keep()
