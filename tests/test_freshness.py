@@ -113,6 +113,18 @@ KEPT = {
         h.mul_(2)  # site
         return y
         """,
+    "second name of what a method returns": """
+        h = self.lin(x)
+        y = h.relu_()
+        y.mul_(2)  # site
+        return h + y
+        """,
+    "second name of what a function returns": """
+        h = self.lin(x)
+        y = F.relu(h, inplace=True)
+        y += 1  # site
+        return h + y
+        """,
     "alias in a try": """
         h = self.lin(x)
         try:

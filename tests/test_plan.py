@@ -163,7 +163,7 @@ def test_the_diff_of_flags_alone_is_empty():
 def test_json_round_trips(name):
     plan = sm.plan_conversion(cases.build(name), cases.example())
     data = json.loads(plan.to_json())
-    assert set(data) == {"sites", "skipped", "equivalence", "diff", "copies", "regions"}
+    assert set(data) == {"sites", "skipped", "equivalence", "memory", "diff", "copies", "regions"}
     assert len(data["sites"]) == len(plan.sites)
     for entry, planned in zip(data["sites"], plan.sites, strict=True):
         assert entry["decision"] == planned.decision

@@ -306,6 +306,7 @@ class _Walker:
             name = getattr(target, "id", None)
             if name != site.place.root and not isinstance(site.parent, ast.Expr):
                 env[site.place.root] = Freshness.SHARED  # the result is a second name
+                return Freshness.SHARED
             return level
         self.verdicts[id(node)] = min(level, self.verdicts.get(id(node), level))
         return level
