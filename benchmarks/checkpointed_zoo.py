@@ -20,7 +20,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -43,7 +43,8 @@ class Result:
 
     Attributes:
         case: its name.
-        status: equal, differs, refused or crashed.
+        status: equal, differs, refused, crashed, or "not repeatable": the plain model differs
+            from itself.
         sequences: how many sequences were checkpointed.
         regions: how many regions they have, and so the least number of recomputations.
         tensors: how many tensors were compared.
@@ -107,16 +108,26 @@ def compare(case: Case, *, convert: bool = False) -> Result:
     wrapped = checkpoint_sequences(model)
     regions = sum(span.is_checkpointed for seq in wrapped for span in seq.segment_spans())
     found, checkpointed = train(case, model)
-    different = [key for key in {**expected, **found} if expected.get(key) != found.get(key)]
+    different = _different(expected, found)
+    status = "differs" if different else "equal"
+    if different:
+        gc.collect()
+        again, _ = train(case, case.build())
+        if set(different) <= set(_different(expected, again)):
+            status = "not repeatable"
     return Result(
         case.name,
-        "differs" if different else "equal",
+        status,
         len(wrapped),
         regions,
         len(expected),
         (plain, checkpointed),
         f"{len(different)} of {len(expected)}: {', '.join(different[:3])}" if different else "",
     )
+
+
+def _different(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
+    return [key for key in {**a, **b} if a.get(key) != b.get(key)]
 
 
 def run(case: Case, *, convert: bool) -> Result:
@@ -154,7 +165,8 @@ def page(results: Sequence[Result], command: str) -> str:
         f"Each model is trained for {STEPS} steps of AdamW from the same seeds, plain and with",
         "every plain `nn.Sequential` in it, nested ones too, made a `CheckpointedSeq` in place (a",
         "region for each child, the last one included). *equal*: losses, parameters, buffers,",
-        "optimizer state and random numbers are equal bit for bit.",
+        "optimizer state and random numbers are equal bit for bit. *not repeatable*: the plain",
+        "model differs from itself in the same tensors.",
     ]
     for suite in dict.fromkeys(result.case.split("/", 1)[0] for result in results):
         own = [result for result in results if result.case.startswith(f"{suite}/")]
@@ -229,7 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             flush=True,
         )
     print(f"{summary(list(results.values()))}\n{path}")
-    return 0 if all(result.status == "equal" for result in results.values()) else 1
+    fine = ("equal", "not repeatable")
+    return 0 if all(result.status in fine for result in results.values()) else 1
 
 
 if __name__ == "__main__":
