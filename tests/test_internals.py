@@ -246,3 +246,38 @@ def test_transforms_are_seen():
         torch.ones(())
     )
     assert seen == [True] and not graph_internals.is_transformed()
+
+
+def test_fake_tensors_have_sizes_and_mix_with_real_ones():
+    with graph_internals.fake_mode() as mode:
+        fake = mode.from_tensor(torch.ones(2, 3))
+        assert graph_internals.is_fake(fake + torch.ones(3))
+    assert fake.shape == (2, 3)
+    assert not graph_internals.is_fake(torch.ones(1))
+
+
+def test_uncounted_calls_are_not_told_to_modes():
+    class Counter(torch.overrides.TorchFunctionMode):
+        calls = 0
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            self.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    with Counter() as counter:
+        torch.ones(2).sum()
+        before = counter.calls
+        with graph_internals.uncounted():
+            torch.ones(2).sum()
+    assert before > 0
+    assert counter.calls == before
+
+
+def test_the_allocator_tells_what_it_hands_out_and_takes_back():
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        made = torch.empty(2**20)
+        del made
+    changes = graph_internals.memory_changes(profile)
+    assert 2**22 in changes
+    assert -(2**22) in changes
