@@ -305,6 +305,38 @@ def test_what_a_replay_reads_must_not_be_overwritten():
         out.backward()
 
 
+def test_parameters_that_are_taken_away_are_noticed():
+    """As sharding does between a module's forward and its backward."""
+
+    class Scales(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return (x + self.weight).sigmoid().sum()
+
+    net, x = Scales(), torch.randn(4, 4, requires_grad=True)
+    out = forgetful(forget_all(net, x), net, x)
+    net.weight.untyped_storage().resize_(0)
+    with pytest.raises(sm.CheckpointError, match="has no memory any more"):
+        out.backward()
+
+
+def test_a_sharded_model_runs_without_its_budget(model):
+    net, x = model
+    original = copy.deepcopy(net)
+    sm.convert_model(net, x, memory_budget="85% of activations")
+    child = next(net.children())
+    sharded = type("FSDPModule", (), {"__module__": "torch.distributed.fsdp"})
+    child.__class__ = type("FSDPChild", (sharded, type(child)), {})
+    torch.manual_seed(0)
+    with pytest.warns(sm.BudgetWarning, match="sharded"):
+        found = net(x)
+    torch.manual_seed(0)
+    assert torch.equal(found, original(x))
+
+
 def test_a_forgotten_result_that_is_overwritten_is_computed_from_its_own_arguments():
     """Where plain autograd would refuse, the gradient is that of what was computed."""
 

@@ -92,7 +92,9 @@ class Kept:
             CheckpointError: it was overwritten.
         """
         tensor = self._tensor
-        if self._version is not None and tensor._version != self._version:
+        if self._version is None:
+            return tensor
+        if tensor._version != self._version:
             raise CheckpointError(
                 f"one of the variables needed for gradient computation has been modified by an "
                 f"inplace operation: a {str(tensor.dtype).removeprefix('torch.')} tensor of sizes "
@@ -100,6 +102,13 @@ class Kept:
                 f"{self._version} instead. Backward needs it, or computes from it a result that "
                 f"the memory budget has not kept. safemodules.diagnose(model, inputs) names the "
                 f"line that overwrote it."
+            )
+        if tensor.numel() and is_plain_tensor(tensor) and not tensor.untyped_storage().nbytes():
+            raise CheckpointError(
+                f"a tensor of sizes {list(tensor.shape)} has no memory any more, and backward "
+                f"computes from it a result that the memory budget has not kept. What shards "
+                f"parameters takes it away after a module's forward: shard a model without a "
+                f"memory budget."
             )
         return tensor
 

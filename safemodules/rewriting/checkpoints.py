@@ -8,6 +8,7 @@ import functools
 import inspect
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
@@ -22,6 +23,8 @@ from safemodules.checkpointing import checkpoint
 from safemodules.checkpointing.checkpoint import checkpoint_under
 from safemodules.checkpointing.forgetting import forgetful
 from safemodules.checkpointing.plainly import run_plain
+from safemodules.errors import BudgetWarning
+from safemodules.mutation.internals import is_sharded
 
 __all__ = [
     "CALL_MARK",
@@ -144,6 +147,14 @@ def checkpointable(call: Callable[..., Any]) -> Callable[..., Any]:
             return checkpoint(functools.partial(call, self), *args, **kwargs)
         plan = self.__dict__.get(FORGETTING_MARK)
         if plan is None:
+            return call(self, *args, **kwargs)
+        if any(map(is_sharded, self.modules())):
+            warnings.warn(
+                "the model is sharded, which takes parameters away between forward and backward: "
+                "it runs without its memory budget, and keeps more than was planned.",
+                BudgetWarning,
+                stacklevel=2,
+            )
             return call(self, *args, **kwargs)
         return forgetful(plan, call, self, *args, **kwargs)
 
