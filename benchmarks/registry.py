@@ -112,6 +112,19 @@ PROGRAMS: tuple[Program, ...] = (
         exact=False,
     ),
     Program(
+        "budget_time",
+        (
+            Measure("time", ("model", "way"), "time", own="memory_budget"),
+            Measure("activation peak", ("model", "way"), "memory", own="memory_budget"),
+        ),
+        exact=False,
+    ),
+    Program(
+        "budget_families",
+        (Measure("of it", ("model", "budget"), "memory"),),
+        quick=_words("--only squeezenet1_1 --rounds 2"),
+    ),
+    Program(
         "loop",
         (Measure("time", ("way", "gradients differ by"), "time", own="AccumulatingLoop"),),
         quick=_words("--cases 3 --counts 1,4,16 --rounds 5"),
