@@ -14,7 +14,7 @@ from torch import nn
 import safemodules as sm
 from safemodules.checkpointing.forgetting import Forgetting, forgetful
 from safemodules.memory.budgets import Budget
-from safemodules.memory.choosing import choose, least_seconds
+from safemodules.memory.choosing import FEW, choose, least_seconds
 from safemodules.memory.recording import record_step
 from safemodules.memory.simulation import Simulation
 from safemodules.trees import CallArguments
@@ -375,10 +375,12 @@ def best(simulation, budget):
 def test_a_choice_is_near_the_best_of_all(share):
     net = nn.Sequential(
         *(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)),
-        *(nn.Linear(64, 16), nn.Sigmoid(), nn.Linear(16, 64), nn.SiLU(), nn.Linear(64, 1)),
+        *(nn.Linear(64, 16), nn.Sigmoid(), nn.Linear(16, 64), nn.SiLU(), nn.Linear(64, 32)),
+        *(nn.Softplus(), nn.Linear(32, 1)),
     )
     tape = record_step(net, CallArguments((torch.randn(512, 16),), {}), fake=True)
     simulation = Simulation(tape, gradients=False)
+    assert len(simulation.candidates) > FEW  # else every choice is tried
     budget = int(share * simulation.run(()).peak)
     choice, least = choose(simulation, budget)
     seconds = best(simulation, budget)
@@ -424,6 +426,25 @@ def test_an_impossible_budget_names_one_that_is_possible(model):
     least = int(str(caught.value).partition("bytes")[0].rpartition("(")[2])
     plan = sm.plan_checkpoints(net, x, least)
     assert plan.peak <= least
+
+
+def test_a_budget_leaves_no_loop_checkpointed_that_it_does_not_need():
+    class Loop(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x).tanh()
+            return x
+
+    net, x = Loop(), torch.randn(256, 64)
+    plan = sm.plan_conversion(net, x, memory_budget="70% of activations")
+    assert {region.decision for region in plan.regions} == {"plain"}
+    assert plan.memory.peak <= plan.memory.budget
+    assert "memory budget:" in str(plan)
+    assert "memory" in plan._repr_html_()
 
 
 def test_options_that_exclude_each_other():

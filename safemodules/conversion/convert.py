@@ -53,7 +53,7 @@ def convert_model(
         memory_budget: what a step of training may allocate: bytes, ``"2 GiB"``, ``"50%"`` of
             what it needs unconverted, or ``"50% of activations"``. Results of the forward are
             computed again in the backward, at the least expense that was found; the plan tells
-            which, and what it costs. See :func:`plan_checkpoints`.
+            which, and what it costs, see :func:`plan_checkpoints`. Loops are then not checkpointed.
         semantics: ``"preserve"`` keeps what the model computes. ``"intended"`` computes what
             out-of-place code would: for people who know that an overwrite was a mistake. The
             plan says of each such site that it changes the function.

@@ -202,7 +202,8 @@ def plan_conversion(
             bytes, ``"2 GiB"``, ``"50%"`` of what it needs unconverted, or ``"50% of
             activations"``, which leaves the gradients of parameters out. Results of the forward
             are then chosen that are computed again when backward asks for them, one by one, so
-            that the step fits at the least expense; no Python code of the model runs again.
+            that the step fits at the least expense; no Python code of the model runs again. Loops
+            are then not checkpointed.
         semantics: ``"preserve"`` keeps what the model computes. ``"intended"`` computes what
             out-of-place code would: for people who know that an overwrite was a mistake. The
             plan says of each such site that it changes the function.
@@ -244,7 +245,9 @@ def plan_conversion(
     if isinstance(budget, CheckpointPlan):
         loops, chosen = False, {}
     else:
-        loops, chosen = wants_loops(checkpoint), dict(chosen_modules(model, checkpoint))
+        # A budget finds the cheapest way itself; whole iterations are seldom it.
+        loops = budget is None and wants_loops(checkpoint)
+        chosen = dict(chosen_modules(model, checkpoint))
     if without_inputs:
         by_source = decide_without_inputs(survey, verdicts_from_source(survey))
         decisions = {**by_source, **decided_before(survey)}

@@ -1,6 +1,7 @@
 """Which results to forget, so that a step fits a budget and computes as little as possible again.
 
-NOTE [ Search ]: a choice is judged by simulating the step. Three passes, all deterministic:
+NOTE [ Search ]: a choice is judged by simulating the step. Where there are few results, all choices
+are tried. Else three passes, all deterministic:
 
 1. Forget. The results that are cheapest for their bytes are forgotten, as many as bring the step
    nearest to the budget. While it is over the budget, the change is made that takes most of the
@@ -16,6 +17,7 @@ How far from the best a choice can be is told by :func:`least_seconds`.
 """
 
 import heapq
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -26,6 +28,8 @@ __all__ = ["Choice", "choose", "least_seconds"]
 # How much may be simulated, in operators that are run again and eighths of events: what bounds the
 # time of the search, alike on any machine.
 WORK = 1_100_000
+# Of so many results every choice is tried.
+FEW = 8
 # Shares of the budget that are aimed at, one after the other, until it is met.
 TARGETS = (1.0, 0.9, 0.75, 0.5)
 # How many numbers of cheapest results are tried at first.
@@ -76,6 +80,15 @@ class _Search:
     def fits(self) -> bool:
         """Whether the best choice so far is within the budget."""
         return self.best.simulated.peak <= self._budget
+
+    def try_all(self) -> None:
+        """Judge every choice; where none fits, the one with the smallest peak is the best."""
+        for count in range(1, len(self._simulation.candidates) + 1):
+            for some in itertools.combinations(self._simulation.candidates, count):
+                choice = self._judge(some)
+                if self._is_cheaper(choice, self.best) or not self.fits:
+                    if choice.simulated.peak <= max(self._budget, self.best.simulated.peak - 1):
+                        self._accept(frozenset(some), choice)
 
     def forget(self) -> None:
         """The first pass."""
@@ -220,6 +233,10 @@ def choose(simulation: Simulation, budget: int, work: int = WORK) -> tuple[Choic
         that was met.
     """
     search = _Search(simulation, budget, work)
+    if len(simulation.candidates) <= FEW:
+        search.try_all()
+        assert search.least is not None
+        return search.best, search.least
     search.forget()
     if search.fits:
         search.keep()

@@ -13,9 +13,10 @@ from safemodules.memory.tape import Memory, Operator, Tape
 
 __all__ = ["Simulated", "Simulation"]
 
-# Results up to this size are kept for a replay that needs them, rather than computed again.
-SMALL = 1 << 16
-# The least share of all saved bytes that is worth forgetting.
+# Shares of all saved bytes: results up to this one are kept for a replay that needs them, rather
+# than computed again,
+SMALL = 1e-3
+# and larger ones than this are worth forgetting.
 WORTH = 1e-4
 
 
@@ -59,6 +60,7 @@ class Simulation:
             if gradients or not memory.is_gradient:
                 self._changes[memory.made] += memory.size
                 self._changes[memory.let_go] -= memory.size
+        self._saved = sum(memory.size for memory in tape.memories if memory.saved)
         self._let_go = [memory.let_go for memory in tape.memories]
         # The makers of what an operator reads, with what it reads.
         self._made_by = [
@@ -93,7 +95,6 @@ class Simulation:
     def candidates(self) -> tuple[int, ...]:
         """Operators whose results are worth forgetting."""
         memories = self.tape.memories
-        least = sum(memory.size for memory in memories if memory.saved) * WORTH
 
         def saved(operator: Operator) -> int:
             results = (memories[one] for one in operator.results)
@@ -102,7 +103,7 @@ class Simulation:
         return tuple(
             place
             for place, operator in enumerate(self.tape.operators)
-            if operator.can_replay and saved(operator) > least
+            if operator.can_replay and saved(operator) > WORTH * self._saved
         )
 
     def completed(self, forgotten: Iterable[int]) -> frozenset[int]:
@@ -116,7 +117,7 @@ class Simulation:
         while stack:
             for maker, source in self._made_by[stack.pop()]:
                 memory = memories[source]
-                if maker in found or memory.saved or memory.size <= SMALL:
+                if maker in found or memory.saved or memory.size <= SMALL * self._saved:
                     continue
                 if operators[maker].can_replay:
                     found.add(maker)
