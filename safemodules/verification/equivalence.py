@@ -114,7 +114,7 @@ def compare_modes(
     Example:
         >>> import torch
         >>> from safemodules.verification import compare_modes, observe_modes, observe_reference
-        >>> net, x = torch.nn.Sequential(torch.nn.ReLU()), torch.randn(4)
+        >>> net, x = torch.nn.Sequential(torch.nn.ReLU()), torch.linspace(-1, 1, 4)
         >>> reference = observe_reference(net, (x,))
         >>> net[0].inplace = True
         >>> candidate = observe_modes(net, (x,), like=reference)
