@@ -99,8 +99,9 @@ class _Calls(CallCounter):
 class Recorder(OperatorCounter):  # type: ignore[no-untyped-call]
     """Records operators, memories, and what is saved."""
 
-    def __init__(self, model: nn.Module, known: Mapping[int, Any]) -> None:
+    def __init__(self, model: nn.Module, known: Mapping[int, Any], overhead: float) -> None:
         super().__init__()
+        self._overhead = overhead
         self.clock = 0
         self.memories: list[_Memory] = []
         self.operators: list[_Operator] = []
@@ -171,7 +172,7 @@ class Recorder(OperatorCounter):  # type: ignore[no-untyped-call]
                     tuple(sorted(sources)),
                     tuple(memory for position, memory in made if position not in kept),
                     seconds,
-                    replay_seconds,
+                    replay_seconds + self._overhead,
                     rule is not None
                     and len(plain) == len(inputs)
                     and bool(made)

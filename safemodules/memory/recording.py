@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from safemodules.checkpointing.replaying import is_plain_tensor
 from safemodules.errors import ExampleInputError
+from safemodules.memory.overhead import replay_overhead
 from safemodules.memory.recorder import Recorder
 from safemodules.memory.tape import Tape
 from safemodules.mutation.graph_internals import fake_mode
@@ -59,6 +60,7 @@ def record_step(
     Raises:
         ExampleInputError: no output needs a gradient.
     """
+    overhead = 0.0 if fake else replay_overhead()
     with ExitStack() as stack:
         handed = stack.enter_context(_ready(model, call))
         forward: Callable[..., Any] = model
@@ -76,7 +78,8 @@ def record_step(
             forward = functools.partial(_call_functionally, model, named)
             stack.enter_context(mode)
         stack.enter_context(_no_gradients(parameters))
-        recorder = Recorder(model, _known([*parameters, *lasting, *_leaves(handed)]))
+        known = _known([*parameters, *lasting, *_leaves(handed)])
+        recorder = Recorder(model, known, overhead)
         with recorder, recorder.hooks:
             with recorder.following_modules(), recorder.calls:
                 output = forward(*handed.inputs, **handed.kwargs)
