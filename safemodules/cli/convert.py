@@ -11,7 +11,7 @@ from torch import nn
 import safemodules as sm
 from safemodules.cli.command import Command, ExitCode, UsageError
 from safemodules.cli.console import Console
-from safemodules.cli.inputs import SHAPE_FORMS, make_inputs, parse_dtype, parse_input
+from safemodules.cli.inputs import add_input_argument, make_inputs, parse_dtype, parse_input
 from safemodules.cli.targets import TARGET_FORMS, load_target
 
 DETAILS = """\
@@ -26,13 +26,7 @@ was refused. 2: wrong use."""
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help=TARGET_FORMS)
-    parser.add_argument(
-        "--input",
-        metavar="SHAPE",
-        action="append",
-        default=[],
-        help=f"shape of an example input, one for each argument of forward: {SHAPE_FORMS}",
-    )
+    add_input_argument(parser, required=False)
     parser.add_argument(
         "--dtype",
         help="dtype of the inputs that name none, and of the model's floating-point tensors",

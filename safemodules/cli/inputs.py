@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,18 @@ from safemodules.cli.command import UsageError
 
 #: Shown in ``--help`` and in errors.
 SHAPE_FORMS = "sizes joined by 'x' or ',' with an optional dtype, as in 2x3x64x64 or 1,16:int64"
+
+
+def add_input_argument(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Declare ``--input``, which may be given several times."""
+    parser.add_argument(
+        "--input",
+        metavar="SHAPE",
+        action="append",
+        required=required,
+        default=None if required else [],
+        help=f"shape of an example input, one for each argument of forward: {SHAPE_FORMS}",
+    )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 import safemodules as sm
 from safemodules.cli.command import Command, ExitCode
 from safemodules.cli.console import Console
-from safemodules.cli.inputs import SHAPE_FORMS, make_inputs, parse_dtype, parse_input
+from safemodules.cli.inputs import add_input_argument, make_inputs, parse_dtype, parse_input
 from safemodules.cli.pages import write_page
 from safemodules.cli.targets import TARGET_FORMS, load_target
 from safemodules.memory.page import document, plan_fragment, profile_fragment
@@ -28,13 +28,7 @@ Exit code 0: done. 1: the model could not be run. 2: wrong use, or a budget that
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help=TARGET_FORMS)
-    parser.add_argument(
-        "--input",
-        metavar="SHAPE",
-        action="append",
-        required=True,
-        help=f"shape of an example input, one for each argument of forward: {SHAPE_FORMS}",
-    )
+    add_input_argument(parser, required=True)
     parser.add_argument("--dtype", help="dtype of the inputs that name none")
     parser.add_argument(
         "--budget", help="also plan for it: '2 GiB', '50%%' of the peak, '50%% of activations'"

@@ -6,7 +6,7 @@ import html
 import linecache
 from typing import TYPE_CHECKING
 
-from safemodules.diagnosis.text import size_text
+from safemodules.memory.text import size_text
 
 if TYPE_CHECKING:  # the data renders itself by these functions
     from safemodules.diagnosis.findings import Clash, Diagnosis, SiteReport
@@ -137,7 +137,7 @@ def _table(diagnosis: Diagnosis) -> str:
 
 def _row(report: SiteReport) -> str:
     site = report.site
-    size = size_text(report.bytes) if report.bytes else "0"
+    size = size_text(report.bytes, digits=1) if report.bytes else "0"
     return (
         f"<tr><td class='{report.verdict}'>{report.verdict}<td class='number'>{report.calls}"
         f"<td class='number'>{size}<td><code>{_text(site.op)}</code><td>{_text(site.module)}"

@@ -8,12 +8,14 @@ import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from safemodules.memory.text import size_text
+
 if TYPE_CHECKING:  # the data renders itself by these functions
     from safemodules.diagnosis.findings import Clash, Diagnosis, SiteReport
     from safemodules.mutation.frames import Line
     from safemodules.mutation.sites import Site
 
-__all__ = ["clash_text", "diagnosis_text", "size_text"]
+__all__ = ["clash_text", "diagnosis_text"]
 
 _LABEL = 15
 
@@ -76,7 +78,7 @@ def _site_lines(label: str, site: Site, called: Line | None, width: int) -> list
 
 def _report_lines(report: SiteReport, width: int) -> list[str]:
     site = report.site
-    cost = f", {size_text(report.bytes)} to swap" if report.bytes else ""
+    cost = f", {size_text(report.bytes, digits=1)} to swap" if report.bytes else ""
     head = f"  {report.verdict:9} {report.calls}x {site.op}{cost}"
     at = f"{_position(site.filename, site.lineno)}{_module(site)}"
     lines = [f"{head}  {at}", f"  {'':9} {_clipped(site.source, width - 12)}"]
@@ -111,18 +113,3 @@ def _indented(text: str, width: int) -> list[str]:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def size_text(count: int) -> str:
-    """A number of bytes in binary units.
-
-    Example:
-        >>> size_text(512), size_text(3 << 20)
-        ('512 B', '3.0 MiB')
-    """
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            break
-        size /= 1024
-    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"

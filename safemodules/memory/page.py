@@ -4,7 +4,7 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from safemodules.memory.text import size
+from safemodules.memory.text import size_text
 
 if TYPE_CHECKING:  # the data renders itself by these functions
     from safemodules.memory.plans import CheckpointPlan
@@ -59,7 +59,7 @@ def timeline(
         parts.append(
             f"<line x1='{_LEFT}' x2='{_WIDTH - 8}' y1='{level:.1f}' y2='{level:.1f}' "
             f"stroke='#8884'/><text x='{_LEFT - 8}' y='{level + 4:.1f}' text-anchor='end' "
-            f"fill='currentColor'>{size(int(share * top))}</text>"
+            f"fill='currentColor'>{size_text(int(share * top))}</text>"
         )
     for _, live, colour in curves:
         points = " ".join(f"{x(event):.1f},{y(amount):.1f}" for event, amount in _thinned(live))
@@ -72,7 +72,7 @@ def timeline(
         parts.append(
             f"<line x1='{_LEFT}' x2='{_WIDTH - 8}' y1='{level:.1f}' y2='{level:.1f}' "
             f"stroke='#c0392b' stroke-dasharray='5 4'/><text x='{_LEFT + 6}' y='{level - 5:.1f}' "
-            f"fill='#c0392b'>budget {size(budget)}</text>"
+            f"fill='#c0392b'>budget {size_text(budget)}</text>"
         )
     turn, base = x(forward), _HEIGHT - _BOTTOM
     parts.append(
@@ -116,7 +116,7 @@ def plan_fragment(plan: "CheckpointPlan") -> str:
     rows = [
         (
             html.escape(module or "(the model itself)"),
-            size(sum(result.size for result in results)),
+            size_text(sum(result.size for result in results)),
             f"{1000 * sum(result.seconds for result in results):.2f} ms",
             html.escape(", ".join(dict.fromkeys(result.operator for result in results))),
         )
@@ -132,21 +132,12 @@ def plan_fragment(plan: "CheckpointPlan") -> str:
 def profile_fragment(profile: "MemoryProfile") -> str:
     """A profile, as a notebook shows it."""
     most = max((module.saved_bytes for module in profile.modules), default=0) or 1
-    rows = [
-        (
-            "&nbsp;" * 2 * module.depth + html.escape(module.name),
-            str(module.calls),
-            f"<i class='bar' style='width: {6 * module.saved_bytes / most:.2f}em'></i> "
-            + size(module.saved_bytes),
-            f"{module.share:.1%}",
-            size(module.input_bytes),
-            size(module.output_bytes),
-            size(module.peak),
-            f"{1000 * module.seconds:.2f} ms",
-            f"{module.flops / 1e9:.2f}",
-        )
-        for module in profile.modules
-    ]
+    rows = []
+    for module in profile.modules:
+        calls, saved, *rest = module.cells()
+        bar = f"<i class='bar' style='width: {6 * module.saved_bytes / most:.2f}em'></i> "
+        name = "&nbsp;" * 2 * module.depth + html.escape(module.name)
+        rows.append((name, calls, bar + saved, *rest))
     head = ("module", "calls", "saved", "share", "inputs", "outputs", "peak inside", "forward")
     return (
         f"<style>{_STYLE}</style><div class='sm-memory'><p>{html.escape(profile.summary())}</p>"

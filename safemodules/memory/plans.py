@@ -13,7 +13,7 @@ from safemodules.memory.choosing import choose, least_seconds
 from safemodules.memory.page import plan_fragment
 from safemodules.memory.simulation import Simulation
 from safemodules.memory.tape import Tape
-from safemodules.memory.text import columns, size
+from safemodules.memory.text import columns, size_text
 
 __all__ = ["CheckpointPlan", "ForgottenResult", "plan_step"]
 
@@ -90,9 +90,10 @@ class CheckpointPlan:
         share = f" ({self.peak / self.peak_before:.0%})" if self.peak_before else ""
         price = "estimated" if self.is_estimated else "predicted"
         return (
-            f"peak of a step{what}: {size(self.peak_before)} -> {size(self.peak)}{share}, budget "
-            f"{size(self.budget)}; {price} time {self.overhead:.3f} of the step's "
-            f"(no plan can do with less than {1 + self.bound / (self.step_seconds or 1):.3f})"
+            f"peak of a step{what}: {size_text(self.peak_before)} -> {size_text(self.peak)}"
+            f"{share}, budget {size_text(self.budget)}; {price} time {self.overhead:.3f} of the "
+            f"step's (no plan can do with less than "
+            f"{1 + self.bound / (self.step_seconds or 1):.3f})"
         )
 
     def to_json(self) -> str:
@@ -113,7 +114,7 @@ class CheckpointPlan:
             rows.append(
                 (
                     module or "(the model itself)",
-                    size(sum(result.size for result in results)),
+                    size_text(sum(result.size for result in results)),
                     f"{1000 * sum(result.seconds for result in results):.2f} ms",
                     ", ".join(dict.fromkeys(result.operator for result in results)),
                 )
@@ -146,10 +147,10 @@ def plan_step(tape: Tape, budget: int | str, *, whole: Tape | None = None) -> Ch
     if choice.simulated.peak > limit:
         what = "" if parsed.gradients else " without gradients of parameters"
         raise BudgetError(
-            f"a step of this model cannot be brought to {size(limit)} ({budget!r}){what}: it needs "
-            f"{size(before.peak)} as it is, and the least that was found is {size(least)} "
-            f"({least} bytes, {least / before.peak:.1%}). Give it that, smaller inputs, or run "
-            f"fewer of them at once."
+            f"a step of this model cannot be brought to {size_text(limit)} ({budget!r}){what}: it "
+            f"needs {size_text(before.peak)} as it is, and the least that was found is "
+            f"{size_text(least)} ({least} bytes, {least / before.peak:.1%}). Give it that, smaller "
+            f"inputs, or run fewer of them at once."
         )
     results = tuple(
         ForgottenResult(

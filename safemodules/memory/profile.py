@@ -15,7 +15,7 @@ from safemodules.memory.page import document, profile_fragment
 from safemodules.memory.recording import LossFn, record_step
 from safemodules.memory.simulation import Simulation
 from safemodules.memory.tape import ModuleCall, Tape
-from safemodules.memory.text import columns, size
+from safemodules.memory.text import columns, size_text
 from safemodules.trees import CallArguments
 from safemodules.verification import as_arguments
 
@@ -57,6 +57,19 @@ class ModuleMemory:
         """Its path and class, such as ``"layer1.0.conv1 (Conv2d)"``."""
         return f"{self.path or '(the model itself)'} ({self.kind})"
 
+    def cells(self) -> tuple[str, ...]:
+        """What a table shows of it after its name."""
+        return (
+            str(self.calls),
+            size_text(self.saved_bytes),
+            f"{self.share:.1%}",
+            size_text(self.input_bytes),
+            size_text(self.output_bytes),
+            size_text(self.peak),
+            f"{1000 * self.seconds:.2f} ms",
+            f"{self.flops / 1e9:.2f}",
+        )
+
 
 @dataclass(frozen=True)
 class MemoryProfile:
@@ -96,13 +109,15 @@ class MemoryProfile:
     def summary(self) -> str:
         """A few lines: the sums."""
         workspace = self.workspace_bytes
-        told = "" if workspace is None else f" (the allocator's: {size(self.peak + workspace)})"
-        optimizer = f", optimizer {size(self.optimizer_bytes)}" if self.optimizer_bytes else ""
+        told = (
+            "" if workspace is None else f" (the allocator's: {size_text(self.peak + workspace)})"
+        )
+        optimizer = f", optimizer {size_text(self.optimizer_bytes)}" if self.optimizer_bytes else ""
         return (
-            f"saved for backward {size(self.saved_bytes)}; peak of a step {size(self.peak)}{told}, "
-            f"of it activations {size(self.activation_peak)}; parameters "
-            f"{size(self.parameter_bytes)}, buffers {size(self.buffer_bytes)}, gradients "
-            f"{size(self.gradient_bytes)}{optimizer}"
+            f"saved for backward {size_text(self.saved_bytes)}; peak of a step "
+            f"{size_text(self.peak)}{told}, of it activations {size_text(self.activation_peak)}; "
+            f"parameters {size_text(self.parameter_bytes)}, buffers "
+            f"{size_text(self.buffer_bytes)}, gradients {size_text(self.gradient_bytes)}{optimizer}"
         )
 
     def table(self, depth: int = 2) -> str:
@@ -111,25 +126,10 @@ class MemoryProfile:
         Args:
             depth: how deep to look.
         """
-        rows = [
-            ("module", "calls", "saved", "share", "in", "out", "peak inside", "forward", "GFLOP")
-        ]
-        rows += [
-            (
-                "  " * module.depth + module.name,
-                str(module.calls),
-                size(module.saved_bytes),
-                f"{module.share:.1%}",
-                size(module.input_bytes),
-                size(module.output_bytes),
-                size(module.peak),
-                f"{1000 * module.seconds:.2f} ms",
-                f"{module.flops / 1e9:.2f}",
-            )
-            for module in self.modules
-            if module.depth <= depth
-        ]
-        return "\n".join(columns(rows))
+        head = "module", "calls", "saved", "share", "in", "out", "peak inside", "forward", "GFLOP"
+        shown = [module for module in self.modules if module.depth <= depth]
+        rows = [("  " * module.depth + module.name, *module.cells()) for module in shown]
+        return "\n".join(columns([head, *rows]))
 
     def to_json(self) -> str:
         """The profile as a JSON object."""

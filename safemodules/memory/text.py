@@ -2,19 +2,19 @@
 
 from collections.abc import Sequence
 
-__all__ = ["columns", "size"]
+__all__ = ["columns", "size_text"]
 
 
-def size(count: int) -> str:
+def size_text(count: int, digits: int = 2) -> str:
     """Bytes in words.
 
     Example:
-        >>> size(999), size(3 * 2**20)
-        ('999 B', '3.00 MiB')
+        >>> size_text(999), size_text(3 * 2**20), size_text(3 * 2**20, digits=1)
+        ('999 B', '3.00 MiB', '3.0 MiB')
     """
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(count) >= scale:
-            return f"{count / scale:.2f} {unit}"
+            return f"{count / scale:.{digits}f} {unit}"
     return f"{count} B"
 
 
