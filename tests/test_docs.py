@@ -87,6 +87,7 @@ def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")  # test runners set others
     torch.manual_seed(0)
     namespace: dict[str, object] = {"__name__": f"page_line_{program.line}"}
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -7,6 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from safemodules.mutation.graph import Overwritten
 from safemodules.mutation.operations import Backward, Write
+from safemodules.mutation.sites import location
 
 __all__ = ["CAUSES", "Cause", "Situation", "advise"]
 
@@ -177,5 +178,5 @@ def advise(at: Situation) -> tuple[Cause, str]:
     """The cause of a clash, and what to do about it."""
     cause = next((cause for cause in CAUSES if cause.applies(at)), DEFAULT)
     line = at.write.operation.where.line if at.write is not None else None
-    where = f"{line.filename}:{line.lineno}" if line else "the write"
+    where = location(line.filename, line.lineno) if line else "the write"
     return cause, cause.advice.format(line=where, name=at.buffer)

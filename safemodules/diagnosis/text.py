@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from safemodules.memory.text import size_text
+from safemodules.mutation.sites import location
 
 if TYPE_CHECKING:  # the data renders itself by these functions
     from safemodules.diagnosis.findings import Clash, Diagnosis, SiteReport
@@ -67,10 +67,10 @@ def _clash_lines(clash: Clash, width: int) -> list[str]:
 def _site_lines(label: str, site: Site, called: Line | None, width: int) -> list[str]:
     if not site.lineno:
         return [f"  {label:{_LABEL}}{site.source}"]
-    lines = [f"  {label:{_LABEL}}{_position(site.filename, site.lineno)}{_module(site)}"]
+    lines = [f"  {label:{_LABEL}}{location(site.filename, site.lineno)}{_module(site)}"]
     lines.append(f"  {'':{_LABEL}}    {_clipped(site.source, width - _LABEL - 6)}")
     if called is not None:
-        at = _position(called.filename, called.lineno)
+        at = location(called.filename, called.lineno)
         lines.append(f"  {'called from':{_LABEL}}{at}")
         lines.append(f"  {'':{_LABEL}}    {_clipped(called.source, width - _LABEL - 6)}")
     return lines
@@ -80,18 +80,12 @@ def _report_lines(report: SiteReport, width: int) -> list[str]:
     site = report.site
     cost = f", {size_text(report.bytes, digits=1)} to swap" if report.bytes else ""
     head = f"  {report.verdict:9} {report.calls}x {site.op}{cost}"
-    at = f"{_position(site.filename, site.lineno)}{_module(site)}"
+    at = f"{location(site.filename, site.lineno)}{_module(site)}"
     lines = [f"{head}  {at}", f"  {'':9} {_clipped(site.source, width - 12)}"]
     if report.called_at is not None:
-        call = _position(report.called_at.filename, report.called_at.lineno)
+        call = location(report.called_at.filename, report.called_at.lineno)
         lines.append(f"  {'':9} called from {call}")
     return lines
-
-
-def _position(filename: str, lineno: int) -> str:
-    relative = os.path.relpath(filename) if os.path.isabs(filename) else filename
-    short = filename if relative.startswith("..") else relative
-    return f"{short}:{lineno}"
 
 
 def _module(site: Site) -> str:

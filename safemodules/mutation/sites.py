@@ -1,5 +1,6 @@
 """A site: one place where a tensor is overwritten."""
 
+import os
 from dataclasses import dataclass
 from enum import Enum
 
@@ -57,3 +58,15 @@ def joined_path(path: str, name: str) -> str:
         ('net.block.0', 'block', 'net')
     """
     return f"{path}.{name}" if path and name else path or name
+
+
+def location(filename: str, lineno: int) -> str:
+    """A line as it is shown to people: relative to the working directory if it lies below.
+
+    Example:
+        >>> location("net.py", 12)
+        'net.py:12'
+    """
+    relative = os.path.relpath(filename) if os.path.isabs(filename) else filename
+    short = filename if relative.startswith("..") else relative
+    return f"{short}:{lineno}"
