@@ -118,6 +118,37 @@ def test_a_call_that_runs_on_a_copy_is_no_region():
     assert torch.autograd.gradcheck(net, (x,))
 
 
+class Rewriting(Net):
+    """A loop that overwrites its argument, which only a gradient to the input sees."""
+
+    def step(self, h):
+        self.layers[0](torch.cos(h)).sigmoid()
+        return torch.tanh(h)
+
+    def forward(self, x):
+        kept = [x * 1]
+        for _ in range(3):
+            kept[0].mul_(0.5).copy_(self.step(kept[0]))
+        return self.layers[-1](kept[0])
+
+
+def test_a_region_that_only_input_gradients_prove_wrong_runs_plain():
+    x = torch.randn(6, WIDTH, requires_grad=True)
+    net, converted = Rewriting(), sm.convert_model(Rewriting(), x)
+    expected = copy.deepcopy(net)
+    converted.load_state_dict(net.state_dict())
+    (region,) = sm.conversion_plan(converted).regions
+    assert (region.decision, region.reason) == (
+        "plain",
+        "checkpointed, the model does not compute the same",
+    )
+    got, wanted = (
+        torch.autograd.grad(each(x).square().sum(), [x, *each.parameters()], allow_unused=True)
+        for each in (converted, expected)
+    )
+    assert all(a is b or torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
 class Cheap(Net):
     """A loop that keeps next to nothing beside what follows it."""
 

@@ -407,6 +407,17 @@ def test_inputs_that_may_not_require_grad_are_handed_over_without_and_it_is_said
     assert str(verdict).count("outputs, gradients, buffers") == 2
 
 
+def test_a_candidate_that_raises_only_with_input_gradients_is_not_equivalent():
+    def clash(self, x):
+        h = x.sigmoid()
+        return self.linear(h * 1) + 0 * h.mul_(2).detach()
+
+    first, second = pair(lambda m, x: m.linear(x.sigmoid()) + 0, clash)
+    verdict = verify(first, second, torch.randn(4, 3))
+    assert kinds(verdict) == {"error"}, str(verdict)
+    assert "input gradients" in str(verdict) and "modified by an inplace" in str(verdict)
+
+
 def test_a_reentrant_checkpoint_is_compared_with_gradients():
     def reentrant(self, x):
         return checkpoint(self.linear, x, use_reentrant=True)

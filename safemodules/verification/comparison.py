@@ -109,6 +109,9 @@ class _Comparison:
                     strides=False,
                 )
                 self.graph_membership()
+            elif reference.input_gradients is not None and candidate.input_gradient_error:
+                error = f"the candidate raises with input gradients {candidate.input_gradient_error}"
+                self.add("error", "backward", error)
         elif reference.gradients is not None:
             self.add("error", "backward", f"the candidate raises {candidate.gradient_error}")
         elif reference.reference_gradients is not None and candidate.kept_gradients is not None:
