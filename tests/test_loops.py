@@ -134,7 +134,7 @@ class Rewriting(Net):
 
 def test_a_region_that_only_input_gradients_prove_wrong_runs_plain():
     x = torch.randn(6, WIDTH, requires_grad=True)
-    net, converted = Rewriting(), sm.convert_model(Rewriting(), x)
+    net, converted = Rewriting().eval(), sm.convert_model(Rewriting().eval(), x)
     expected = copy.deepcopy(net)
     converted.load_state_dict(net.state_dict())
     (region,) = sm.conversion_plan(converted).regions

@@ -110,8 +110,8 @@ class _Comparison:
                 )
                 self.graph_membership()
             elif reference.input_gradients is not None and candidate.input_gradient_error:
-                error = f"the candidate raises with input gradients {candidate.input_gradient_error}"
-                self.add("error", "backward", error)
+                raised = candidate.input_gradient_error
+                self.add("error", "backward", f"the candidate raises with input gradients {raised}")
         elif reference.gradients is not None:
             self.add("error", "backward", f"the candidate raises {candidate.gradient_error}")
         elif reference.reference_gradients is not None and candidate.kept_gradients is not None:
