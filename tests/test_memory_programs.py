@@ -14,11 +14,26 @@ from test_generated_programs import EXAMPLE, build
 
 import safemodules as sm
 from safemodules.checkpointing.forgetting import forgetful
+from safemodules.checkpointing.replaying import Call
 from safemodules.memory.recording import record_step, summed
 from safemodules.memory.simulation import Simulation
 from safemodules.trees import CallArguments, clone_inputs, flatten_tensors
 
 pytestmark = pytest.mark.filterwarnings("error::safemodules.BudgetWarning")
+
+
+@contextlib.contextmanager
+def counted_replays():
+    """Count the calls of operators that are made again."""
+    made, run = [], Call.run
+
+    def counted(call, values):
+        made.append(call)
+        return run(call, values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Call, "run", counted)
+        yield made
 
 
 class Step:
@@ -62,11 +77,14 @@ def test_a_program_that_forgets_computes_the_same(text, data):
         drawn = data.draw(st.sets(st.sampled_from(able)) if able else st.just(set()))
         simulation = Simulation(tape)
         forgotten = simulation.completed(drawn)
-        found = Step(net, lambda net, x: forgetful(tape.forgetting(forgotten), net, x))
+        with counted_replays() as replays:
+            found = Step(net, lambda net, x: forgetful(tape.forgetting(forgotten), net, x))
         assert found.seen == plain.seen
         assert found.raises == plain.raises
         if not found.raises:
-            assert found.peak <= simulation.run(forgotten).peak
+            simulated = simulation.run(forgotten)
+            assert found.peak <= simulated.peak
+            assert len(replays) == simulated.replays
 
 
 def test_the_error_of_a_program_names_what_it_should():
@@ -76,3 +94,27 @@ def test_the_error_of_a_program_names_what_it_should():
     tape = record_step(net, CallArguments((x,), {}))
     with pytest.raises(sm.CheckpointError, match="modified by an inplace operation"):
         forgetful(tape.forgetting(()), net, x).sum().backward()
+
+
+NORMS = {
+    "batch": torch.nn.BatchNorm1d(4),
+    "layer": torch.nn.LayerNorm(4),
+    "group": torch.nn.GroupNorm(2, 4),
+    "rms": torch.nn.RMSNorm(4),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
+@pytest.mark.parametrize("count", [1, 2])
+def test_replays_are_counted_as_they_are_made(norm, count):
+    """What is kept of a result, as the mean of a norm, is not computed again when asked for."""
+    layers = (torch.nn.Linear(4, 4), norm, torch.nn.Tanh(), torch.nn.Linear(4, 4))
+    net = torch.nn.Sequential(*copy.deepcopy(layers * count)).double()
+    tape = record_step(net, CallArguments((EXAMPLE,), {}))
+    able = [place for place, operator in enumerate(tape.operators) if operator.can_replay]
+    for places in (*([place] for place in able), able):
+        completed = Simulation(tape).completed(places)
+        plan = tape.forgetting(completed)
+        with counted_replays() as replays:
+            forgetful(plan, net, EXAMPLE).sum().backward()
+        assert len(replays) == Simulation(tape).run(completed).replays

@@ -74,7 +74,7 @@ class Simulation:
         self._asks = sorted(
             (saved.asked[0], index, memory.operator)
             for index, memory in enumerate(tape.memories)
-            if memory.operator is not None
+            if memory.operator is not None and index not in tape.operators[memory.operator].kept
             for saved in memory.saved
             if saved.asked
         )
