@@ -74,7 +74,7 @@ def test_a_module_that_is_gone_is_told_from_none():
         loss.backward()
 
     note, diagnosis = note_of(step)
-    assert f"convert_model(model, example_inputs) computes {HERE}:" in note
+    assert f"convert_model(model, example_inputs) computes tests/{at('gone-writes')}" in note
     assert at("gone-writes") in note
     assert diagnosis.clashes[0].convertible
 
