@@ -15,6 +15,7 @@ from test_generated_programs import EXAMPLE, build
 import safemodules as sm
 from safemodules.checkpointing.forgetting import forgetful
 from safemodules.checkpointing.replaying import Call
+from safemodules.memory.choosing import choose
 from safemodules.memory.recording import record_step, summed
 from safemodules.memory.simulation import Simulation
 from safemodules.trees import CallArguments, clone_inputs, flatten_tensors
@@ -85,6 +86,30 @@ def test_a_program_that_forgets_computes_the_same(text, data):
             simulated = simulation.run(forgotten)
             assert found.peak <= simulated.peak
             assert len(replays) == simulated.replays
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+@given(text=programs(), data=st.data())
+def test_no_choice_takes_less_than_the_bound(text, data):
+    """A choice at random proves that its peak is possible, and what that may cost at most."""
+    for net in build(text):
+        try:
+            tape = record_step(net, CallArguments((EXAMPLE.clone().requires_grad_(),), {}))
+        except RuntimeError:  # torch refuses its backward
+            return
+        able = [place for place, operator in enumerate(tape.operators) if operator.can_replay]
+        drawn = data.draw(st.sets(st.sampled_from(able)) if able else st.just(set()))
+        simulation = Simulation(tape)
+        some = simulation.run(simulation.completed(drawn))
+        chosen = choose(simulation, some.peak)
+        assert chosen.bound <= some.seconds * (1 + 1e-6)
+        if chosen.choice is None:
+            assert chosen.lowest.bound <= some.peak
+        else:
+            assert chosen.choice.simulated.peak <= some.peak
+            assert chosen.bound <= chosen.choice.simulated.seconds * (1 + 1e-6)
 
 
 def test_the_error_of_a_program_names_what_it_should():

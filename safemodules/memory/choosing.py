@@ -1,275 +1,157 @@
 """Which results to forget, so that a step fits a budget and computes as little as possible again.
 
-NOTE [ Search ]: a choice is judged by simulating the step. Where there are few results, all choices
-are tried. Else three passes, all deterministic:
-
-1. Forget. The results that are cheapest for their bytes are forgotten, as many as bring the step
-   nearest to the budget. While it is over the budget, the change is made that takes most of the
-   excess away for each second that it adds: forgetting a result, or keeping one again, which cuts
-   a long replay in two. The excess is summed over the events, so that a change counts that lowers
-   one of two equal peaks. Where no single change lowers it, the way to a smaller budget may still
-   lead below this one.
-2. Keep. What is forgotten needlessly by now is kept again, the dearest first.
-3. Exchange. A dear result is kept, and cheaper ones are forgotten in its place, as long as that
-   saves time.
-
-How far from the best a choice can be is told by :func:`least_seconds`.
+Where scipy is installed, an integer programme tells, and proves how near to the best its choice
+is; without, or where that is not near enough, a search goes on.
 """
 
-import heapq
-import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from safemodules.memory.simulation import Simulated, Simulation
+from safemodules.memory.programme import is_solvable
+from safemodules.memory.relaxation import Relaxation
+from safemodules.memory.search import FEW, Choice, Search, least_seconds
+from safemodules.memory.simulation import Simulation
 
-__all__ = ["Choice", "choose", "least_seconds"]
+__all__ = ["Chosen", "Lowest", "choose"]
 
-# How much may be simulated, in operators that are run again and eighths of events: what bounds the
-# time of the search, alike on any machine.
-WORK = 1_100_000
-# Of so many results every choice is tried.
-FEW = 8
-# Shares of the budget that are aimed at, one after the other, until it is met.
-TARGETS = (1.0, 0.9, 0.75, 0.5)
-# How many numbers of cheapest results are tried at first.
-STARTS = 24
+# A programme is solved again with more rows while they are few in all: what bounds the time,
+# alike on any machine.
+ROWS = 14_000
+LEARNED = 5
+# And where nothing was learned or there are too many, with less of the budget.
+DEMANDS = 3
+NODES = 50
+GAP = 1e-2
+# A choice this near to the best, as a share of the step's seconds, is good enough.
+NEAR = 1e-3
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Results to forget.
+class Lowest:
+    """The smallest peak that a step can be brought to.
 
     Attributes:
-        forgotten: places of the operators that make them.
-        simulated: the step.
+        choice: the choice with the smallest that was found.
+        bound: no choice has a smaller one.
     """
 
-    forgotten: frozenset[int]
-    simulated: Simulated
+    choice: Choice
+    bound: int
 
 
-class _Search:
-    """Looks for the best choice under a budget.
+@dataclass(frozen=True)
+class Chosen:
+    """What to forget under a budget.
 
-    Args:
-        simulation: simulates choices.
-        budget: bytes.
-        work: how much may be simulated.
+    Attributes:
+        choice: the choice; ``None`` if none was found that fits.
+        bound: seconds that no choice can do without; infinity if it is proven that none fits.
+        lowest: where none fits, how low one comes.
     """
 
-    def __init__(self, simulation: Simulation, budget: int, work: int) -> None:
-        self._simulation = simulation
-        self._budget = budget
-        self._work = work
-        self.least: int | None = None  # the smallest peak that was met
-        self.chosen: frozenset[int] = frozenset()
-        self.best = self._judge(self.chosen)
-
-    def _judge(self, chosen: Iterable[int]) -> Choice:
-        forgotten = self._simulation.completed(chosen)
-        simulated = self._simulation.run(forgotten)
-        self._work -= simulated.replays + len(simulated.live) // 8
-        self.least = min(simulated.peak, simulated.peak if self.least is None else self.least)
-        return Choice(forgotten, simulated)
-
-    def _accept(self, chosen: frozenset[int], choice: Choice) -> None:
-        self.chosen, self.best = chosen, choice
-
-    @property
-    def fits(self) -> bool:
-        """Whether the best choice so far is within the budget."""
-        return self.best.simulated.peak <= self._budget
-
-    def try_all(self) -> None:
-        """Judge every choice; where none fits, the one with the smallest peak is the best."""
-        for count in range(1, len(self._simulation.candidates) + 1):
-            for some in itertools.combinations(self._simulation.candidates, count):
-                choice = self._judge(some)
-                if self._is_cheaper(choice, self.best) or not self.fits:
-                    if choice.simulated.peak <= max(self._budget, self.best.simulated.peak - 1):
-                        self._accept(frozenset(some), choice)
-
-    def forget(self) -> None:
-        """The first pass."""
-        budget = self._budget
-        found: list[tuple[bool, float, frozenset[int], Choice]] = []
-        for share in TARGETS:
-            self._budget = int(share * budget)
-            self._start()
-            self._descend(budget)
-            choice = self.best
-            over = choice.simulated.peak > budget
-            price = choice.simulated.peak if over else choice.simulated.seconds
-            found.append((over, price, self.chosen, choice))
-            if not over:
-                break
-        self._budget = budget
-        _, _, chosen, choice = min(found, key=lambda each: each[:2])
-        self._accept(chosen, choice)
-
-    def _start(self) -> None:
-        """Forget the cheapest results, as many as bring the step nearest to the budget."""
-        ranked = sorted(self._simulation.candidates, key=self._price)
-        tried = {round(len(ranked) * part / STARTS) for part in range(STARTS + 1)}
-        starts = [frozenset(ranked[:count]) for count in sorted(tried)]
-        judged = [(self._judge(start), start) for start in starts]
-        best = min(judged, key=lambda each: (each[0].simulated.excess(self._budget), len(each[1])))
-        self._accept(best[1], best[0])
-
-    def _price(self, place: int) -> float:
-        """Seconds for each byte that forgetting one result alone saves."""
-        operators, memories = self._simulation.tape.operators, self._simulation.tape.memories
-        seconds = sum(operators[p].replay_seconds for p in self._simulation.completed((place,)))
-        results = (memories[one] for one in operators[place].results)
-        return seconds / sum(memory.size for memory in results if memory.saved)
-
-    def _descend(self, budget: int) -> None:
-        """Make the best changes on the way to the target, until a budget is met."""
-        gains: dict[int, float] = dict.fromkeys(self._simulation.candidates, float("inf"))
-        while self.best.simulated.peak > budget and self._work > 0:
-            found = self._most_worth(gains)
-            if found is None:
-                return
-            self._accept(*found)
-
-    def _most_worth(self, gains: dict[int, float]) -> tuple[frozenset[int], Choice] | None:
-        """The change that takes most away for its price; looked up lazily.
-
-        What a change was worth before is a good guess of what it is worth now: it is judged
-        again until the best guess is a judgement.
-        """
-        excess = self.best.simulated.excess(self._budget)
-        seconds = self.best.simulated.seconds
-        heap = [(-gain, place) for place, gain in gains.items()]
-        heapq.heapify(heap)
-        judged: dict[int, tuple[frozenset[int], Choice]] = {}
-        while heap and self._work > 0:
-            negative, place = heapq.heappop(heap)
-            if place in judged:
-                return judged[place] if negative < 0 else None
-            changed = self.chosen ^ {place}
-            choice = self._judge(changed)
-            less = excess - choice.simulated.excess(self._budget)
-            dearer = choice.simulated.seconds - seconds
-            gains[place] = less / max(dearer, 1e-9)
-            judged[place] = changed, choice
-            heapq.heappush(heap, (-gains[place], place))
-        return None
-
-    def keep(self) -> None:
-        """The second pass."""
-        operators = self._simulation.tape.operators
-        dearest = sorted(self.chosen, key=lambda place: -operators[place].replay_seconds)
-        for place in dearest:
-            if self._work <= 0:
-                return
-            fewer = self.chosen - {place}
-            choice = self._judge(fewer)
-            if self._is_cheaper(choice, self.best):
-                self._accept(fewer, choice)
-
-    def exchange(self) -> None:
-        """The third pass."""
-        operators = self._simulation.tape.operators
-        improved = True
-        while improved and self._work > 0:
-            improved = False
-            for place in sorted(self.chosen, key=lambda p: -operators[p].replay_seconds):
-                if self._work <= 0:
-                    break
-                if place in self.chosen and self._exchanged(place):
-                    improved = True
-
-    def _exchanged(self, place: int) -> bool:
-        """Keep one result, and forget others until the step fits again."""
-        chosen, best = self.chosen, self.best
-        trial = chosen - {place}
-        self._accept(trial, self._judge(trial))
-        others = [p for p in self._simulation.candidates if p not in chosen]
-        gains = dict.fromkeys(others, float("inf"))
-        for _ in range(4):
-            if self.fits or self._work <= 0 or not gains:
-                break
-            found = self._most_worth(gains)
-            if found is None or found[1].simulated.seconds >= best.simulated.seconds:
-                break
-            self._accept(*found)
-        if self._is_cheaper(self.best, best):
-            return True
-        self._accept(chosen, best)
-        return self._swapped(place, others)
-
-    def _swapped(self, place: int, others: list[int]) -> bool:
-        """Forget one other result instead of a dear one."""
-        operators = self._simulation.tape.operators
-        least = operators[place].replay_seconds
-        for other in sorted(others, key=self._price):
-            if self._work <= 0:
-                break
-            if operators[other].replay_seconds < least:
-                changed = (self.chosen - {place}) | {other}
-                choice = self._judge(changed)
-                if self._is_cheaper(choice, self.best):
-                    self._accept(changed, choice)
-                    return True
-        return False
-
-    def _is_cheaper(self, choice: Choice, than: Choice) -> bool:
-        fits = choice.simulated.peak <= self._budget
-        return fits and choice.simulated.seconds < than.simulated.seconds * (1 - 1e-6)
+    choice: Choice | None
+    bound: float
+    lowest: Lowest | None = None
 
 
-def choose(simulation: Simulation, budget: int, work: int = WORK) -> tuple[Choice, int]:
+def choose(simulation: Simulation, budget: int) -> Chosen:
     """Choose what to forget.
 
     Args:
         simulation: simulates steps.
         budget: bytes.
-        work: how much may be simulated.
-
-    Returns:
-        The choice, which is over the budget if nothing within was found; and the smallest peak
-        that was met.
     """
-    search = _Search(simulation, budget, work)
+    bound, start = least_seconds(simulation, budget), None
+    if is_solvable():
+        start, proven = _programmed(simulation, budget)
+        bound = max(bound, proven)
+    if math.isinf(bound):
+        return Chosen(None, bound, _lowest(simulation))
+    starts = [None, start]
+    if start is not None and start.simulated.peak <= budget:
+        if start.simulated.seconds <= bound + NEAR * simulation.tape.seconds:
+            return Chosen(start, bound)
+        starts = [start]
+    lowest = None
+    found = _cheapest(simulation, budget, starts)
+    if found is None:
+        lowest = _lowest(simulation)
+        if lowest.choice.simulated.peak <= budget:
+            found = _cheapest(simulation, budget, [lowest.choice])
+    return Chosen(found, bound, lowest)
+
+
+def _cheapest(
+    simulation: Simulation, budget: int, starts: Iterable[Choice | None]
+) -> Choice | None:
+    found = [_searched(simulation, budget, start) for start in dict.fromkeys(starts)]
+    fitting = [choice for choice in found if choice is not None]
+    return min(fitting, key=lambda choice: choice.simulated.seconds, default=None)
+
+
+def _searched(simulation: Simulation, budget: int, start: Choice | None) -> Choice | None:
+    """Search on from a choice, or from nothing; ``None`` if nothing is found that fits."""
+    search = Search(simulation, budget, start=() if start is None else start.forgotten)
+    if start is not None and start.simulated.peak <= budget:
+        search.accept(start)
+    elif len(simulation.candidates) <= FEW:
+        search.try_all()
+    else:
+        search.forget()
+    if not search.fits:
+        return None
+    search.keep()
+    search.exchange()
+    return search.best
+
+
+def _programmed(simulation: Simulation, budget: int) -> tuple[Choice | None, float]:
+    """The programme's choice that fits, or comes nearest to it, and the bound."""
+    relaxation = Relaxation(simulation)
+    nearest: Choice | None = None
+    bound, rows, learned, demanded = 0.0, 0, 0, 0
+    while demanded <= DEMANDS:
+        programme = relaxation.programme(budget)
+        rows += programme.rows
+        forgotten, least = programme.solve(nodes=NODES, gap=GAP)
+        if not demanded:
+            bound = max(bound, least)
+        if forgotten is None:
+            break
+        completed = simulation.completed(forgotten)
+        simulated, is_new = relaxation.learn(completed)
+        choice = Choice(completed, simulated)
+        if simulated.peak <= budget:
+            return choice, bound
+        if nearest is None or simulated.excess(budget) < nearest.simulated.excess(budget):
+            nearest = choice
+        learned += 1
+        if not is_new or demanded or learned >= LEARNED or rows >= ROWS:
+            relaxation.demand(simulated, budget)
+            demanded += 1
+    return nearest, bound
+
+
+def _lowest(simulation: Simulation) -> Lowest:
+    search = Search(simulation, 0)
     if len(simulation.candidates) <= FEW:
         search.try_all()
-        assert search.least is not None
-        return search.best, search.least
-    search.forget()
-    if search.fits:
-        search.keep()
-        search.exchange()
-    assert search.least is not None
-    return search.best, search.least
-
-
-def least_seconds(simulation: Simulation, budget: int) -> float:
-    """Seconds that no choice can do without.
-
-    At the peak of a step that forgets nothing, whatever is over the budget has to be computed
-    again at least once. The cheapest results by seconds and byte, the last of them in part, are
-    a bound on any choice of results.
-
-    Args:
-        simulation: simulates steps.
-        budget: bytes.
-    """
-    live = simulation.run(()).live
-    peak = max(range(len(live)), key=live.__getitem__, default=0)
-    tape = simulation.tape
-    offers = []
-    for place in simulation.candidates:
-        operator = tape.operators[place]
-        memories = (tape.memories[one] for one in operator.results)
-        gained = sum(m.size for m in memories if m.freed <= peak < m.let_go)
-        if gained:
-            offers.append((operator.replay_seconds / gained, gained))
-    seconds, over = 0.0, (live[peak] if live else 0) - budget
-    for price, gained in sorted(offers):
-        if over <= 0:
+    else:
+        search.forget()
+    best, bound = search.lowest, 0.0
+    relaxation, rows = Relaxation(simulation), 0
+    while is_solvable() and rows < ROWS / 3 and best.simulated.peak > bound * (1 + GAP):
+        programme = relaxation.programme(None)
+        rows += programme.rows
+        forgotten, least = programme.solve(nodes=NODES, gap=GAP)
+        bound = max(bound, least)
+        if forgotten is None:
             break
-        seconds += price * min(gained, over)
-        over -= gained
-    return seconds
+        completed = simulation.completed(forgotten)
+        simulated, is_new = relaxation.learn(completed)
+        if simulated.peak < best.simulated.peak:
+            best = Choice(completed, simulated)
+        if not is_new:
+            break
+    return Lowest(best, math.ceil(bound))

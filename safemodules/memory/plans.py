@@ -1,6 +1,7 @@
 """Which results a step forgets to fit a budget, and what that costs."""
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -9,8 +10,9 @@ from typing import Any
 from safemodules.checkpointing.forgetting import Forgetting
 from safemodules.errors import BudgetError
 from safemodules.memory.budgets import Budget
-from safemodules.memory.choosing import choose, least_seconds
+from safemodules.memory.choosing import Chosen, choose
 from safemodules.memory.page import plan_fragment
+from safemodules.memory.programme import is_solvable
 from safemodules.memory.simulation import Simulation
 from safemodules.memory.tape import Tape
 from safemodules.memory.text import columns, size_text
@@ -135,7 +137,8 @@ def plan_step(tape: Tape, budget: int | str, *, whole: Tape | None = None) -> Ch
 
     Raises:
         OptionError: the budget cannot be read.
-        BudgetError: no choice that was tried fits; the smallest peak that was found is named.
+        BudgetError: no choice fits, or none that was found; the smallest peak that was found is
+            named, and whether there can be a smaller one.
     """
     parsed = Budget.parse(budget)
     simulation = Simulation(tape, gradients=parsed.gradients)
@@ -143,15 +146,10 @@ def plan_step(tape: Tape, budget: int | str, *, whole: Tape | None = None) -> Ch
     if whole is not None:
         before = Simulation(whole, gradients=parsed.gradients).run(())
     limit = parsed.of(before.peak)
-    choice, least = choose(simulation, limit)
-    if choice.simulated.peak > limit:
-        what = "" if parsed.gradients else " without gradients of parameters"
-        raise BudgetError(
-            f"a step of this model cannot be brought to {size_text(limit)} ({budget!r}){what}: it "
-            f"needs {size_text(before.peak)} as it is, and the least that was found is "
-            f"{size_text(least)} ({least} bytes, {least / before.peak:.1%}). Give it that, smaller "
-            f"inputs, or run fewer of them at once."
-        )
+    chosen = choose(simulation, limit)
+    choice = chosen.choice
+    if choice is None:
+        raise _cannot(chosen, before.peak, limit, parsed)
     results = tuple(
         ForgottenResult(
             operator.module,
@@ -167,7 +165,7 @@ def plan_step(tape: Tape, budget: int | str, *, whole: Tape | None = None) -> Ch
         before.peak,
         tape.seconds,
         choice.simulated.seconds,
-        least_seconds(simulation, limit),
+        chosen.bound,
         results,
         tape.forgetting(choice.forgotten),
         choice.simulated.live,
@@ -175,4 +173,19 @@ def plan_step(tape: Tape, budget: int | str, *, whole: Tape | None = None) -> Ch
         tape.forward_events,
         parsed.gradients,
         tape.is_estimated,
+    )
+
+
+def _cannot(chosen: Chosen, needed: int, limit: int, budget: Budget) -> BudgetError:
+    assert chosen.lowest is not None
+    least, bound = chosen.lowest.choice.simulated.peak, chosen.lowest.bound
+    what = "" if budget.gradients else " without gradients of parameters"
+    how = "cannot be brought" if math.isinf(chosen.bound) else "was not brought"
+    below = f", and none is below {bound / needed:.1%}" if bound else ""
+    hint = "" if is_solvable() else " With scipy installed (the extra 'plan'), more is tried."
+    return BudgetError(
+        f"a step of this model {how} to {size_text(limit)}{what}: it needs {size_text(needed)} as "
+        f"it is, and the least that was found is {size_text(least)} ({least} bytes, "
+        f"{least / needed:.1%}{below}). Give it that, smaller inputs, or run fewer of them at "
+        f"once.{hint}"
     )

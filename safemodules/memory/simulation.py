@@ -4,14 +4,16 @@ See NOTE [ Forgotten Results ] in ``checkpointing/replaying.py`` for what is sim
 simulates thousands of steps, so what a step looks up stands in lists by index.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
 from safemodules.memory.tape import Memory, Operator, Tape
 
-__all__ = ["Simulated", "Simulation"]
+__all__ = ["SMALL", "Simulated", "Simulation", "Watch"]
+
+Watch = Callable[[int, Mapping[int, set[int]]], None]
 
 # Shares of all saved bytes: results up to this one are kept for a replay that needs them, rather
 # than computed again,
@@ -51,6 +53,13 @@ class Simulation:
     Args:
         tape: the tape.
         gradients: count the gradients of parameters too.
+
+    Attributes:
+        tape: the tape.
+        saved_bytes: size of all memories that are saved for backward.
+        makers: by operator, the makers of what it reads, with what it reads of each.
+        asks: when backward asks for what, and who makes that.
+        noted: by memory, until when notes of the operator that made it are held.
     """
 
     def __init__(self, tape: Tape, *, gradients: bool = True) -> None:
@@ -60,10 +69,9 @@ class Simulation:
             if gradients or not memory.is_gradient:
                 self._changes[memory.made] += memory.size
                 self._changes[memory.let_go] -= memory.size
-        self._saved = sum(memory.size for memory in tape.memories if memory.saved)
+        self.saved_bytes = sum(memory.size for memory in tape.memories if memory.saved)
         self._let_go = [memory.let_go for memory in tape.memories]
-        # The makers of what an operator reads, with what it reads.
-        self._made_by = [
+        self.makers = [
             [
                 (maker, source)
                 for source in one.sources
@@ -71,7 +79,7 @@ class Simulation:
             ]
             for one in tape.operators
         ]
-        self._asks = sorted(
+        self.asks = sorted(
             (saved.asked[0], index, memory.operator)
             for index, memory in enumerate(tape.memories)
             if memory.operator is not None and index not in tape.operators[memory.operator].kept
@@ -80,7 +88,7 @@ class Simulation:
         )
         # Until when a memory's readers of each event and later hold it.
         self._readers = [_readers(memory) for memory in tape.memories]
-        self._noted = [
+        self.noted = [
             max(
                 min(memory.freed, tape.forward_events),
                 max((saved.freed for saved in memory.saved), default=0),
@@ -103,7 +111,7 @@ class Simulation:
         return tuple(
             place
             for place, operator in enumerate(self.tape.operators)
-            if operator.can_replay and saved(operator) > WORTH * self._saved
+            if operator.can_replay and saved(operator) > WORTH * self.saved_bytes
         )
 
     def completed(self, forgotten: Iterable[int]) -> frozenset[int]:
@@ -115,24 +123,26 @@ class Simulation:
         found = set(forgotten)
         stack = list(found)
         while stack:
-            for maker, source in self._made_by[stack.pop()]:
+            for maker, source in self.makers[stack.pop()]:
                 memory = memories[source]
-                if maker in found or memory.saved or memory.size <= SMALL * self._saved:
+                if maker in found or memory.saved or memory.size <= SMALL * self.saved_bytes:
                     continue
                 if operators[maker].can_replay:
                     found.add(maker)
                     stack.append(maker)
         return frozenset(found)
 
-    def run(self, forgotten: Collection[int]) -> Simulated:
+    def run(self, forgotten: Collection[int], watch: Watch | None = None) -> Simulated:
         """Simulate a step that forgets the results of some operators.
 
         Args:
             forgotten: places of the operators; see :meth:`completed`.
+            watch: is told of each replay: the event, and by operator that runs before others,
+                those that need its results.
         """
-        step = _Step(self._changes.copy(), set(forgotten), [-1] * len(self._let_go))
+        step = _Step(self._changes.copy(), set(forgotten), [-1] * len(self._let_go), watch)
         self._forget(step)
-        for event, asked, maker in self._asks:
+        for event, asked, maker in self.asks:
             if maker in step.forgotten and step.valid_until[asked] <= event:
                 self._replay(step, event, maker)
         live = list(accumulate(step.changes))
@@ -152,7 +162,7 @@ class Simulation:
                 if gone > memory.freed:
                     step.changes[memory.freed] -= memory.size
                     step.changes[gone] += memory.size
-                until = max(until, self._noted[result], noted_until.get(result, 0))
+                until = max(until, self.noted[result], noted_until.get(result, 0))
             for source in (*operator.sources, *operator.kept):
                 noted_until[source] = max(noted_until.get(source, 0), until)
         for source, until in noted_until.items():
@@ -167,18 +177,20 @@ class Simulation:
     def _replay(self, step: "_Step", event: int, asked: int) -> None:
         """Run again what leads to an operator, in the order of the forward."""
         needed, stack = {asked}, [asked]
-        last_use: dict[int, int] = {}
+        users: dict[int, set[int]] = {}
         while stack:
             place = stack.pop()
-            for maker, source in self._made_by[place]:
+            for maker, source in self.makers[place]:
                 if maker in step.forgotten and step.valid_until[source] <= event:
-                    last_use[maker] = max(place, last_use.get(maker, place))
+                    users.setdefault(maker, set()).add(place)
                     if maker not in needed:
                         needed.add(maker)
                         stack.append(maker)
+        if step.watch is not None:
+            step.watch(event, users)
         dying: dict[int, list[int]] = {}
-        for maker, place in last_use.items():
-            dying.setdefault(place, []).append(maker)
+        for maker, places in users.items():
+            dying.setdefault(max(places), []).append(maker)
         held = most = passing = 0
         passed: dict[int, int] = {}
         for place in sorted(needed):
@@ -188,7 +200,7 @@ class Simulation:
                 if step.valid_until[result] > event:
                     continue
                 size = self.tape.memories[result].size
-                until = self._held_until(result, event)
+                until = self.held_until(result, event)
                 if until > event:
                     step.valid_until[result] = until
                     step.changes[event] += size
@@ -203,8 +215,13 @@ class Simulation:
         step.replays += len(needed)
         step.beyond[event] = max(step.beyond.get(event, 0), most - held)
 
-    def _held_until(self, result: int, event: int) -> int:
-        """Until when those who ask for a result from an event on hold it."""
+    def held_until(self, result: int, event: int) -> int:
+        """Until when those who ask for a result from an event on hold it.
+
+        Args:
+            result: a memory.
+            event: the event.
+        """
         for first, until in self._readers[result]:
             if first >= event:
                 return until
@@ -231,6 +248,7 @@ class _Step:
         changes: how many bytes more are alive from each event on.
         forgotten: places of the operators whose results are forgotten.
         valid_until: by memory, until when it is there again.
+        watch: is told of replays.
         beyond: by event, what replays need for a moment.
         seconds: what replays take.
         replays: how many operators are run again.
@@ -239,6 +257,7 @@ class _Step:
     changes: list[int]
     forgotten: set[int]
     valid_until: list[int]
+    watch: Watch | None
     beyond: dict[int, int] = field(default_factory=dict)
     seconds: float = 0.0
     replays: int = 0
