@@ -104,9 +104,19 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # it
 class _Notes(OperatorCounter):  # type: ignore[no-untyped-call]
     """Notes some operators of one call of a torch function."""
 
-    def __init__(self, forward: "_Forward", planned: Mapping[int, str]) -> None:
+    def __init__(self, forward: "_Forward") -> None:
         super().__init__()
-        self._forward, self._planned = forward, planned
+        self._forward = forward
+        self._planned: Mapping[int, str] = {}
+
+    def of(self, planned: Mapping[int, str]) -> "_Notes":
+        """The same for the next call: making a mode takes longer than a small operator.
+
+        Args:
+            planned: names of the operators, by their places.
+        """
+        self.count, self._planned = 0, planned
+        return self
 
     def _operate(self, place: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outputs = func(*args, **kwargs)
@@ -117,6 +127,10 @@ class _Notes(OperatorCounter):  # type: ignore[no-untyped-call]
             else:
                 self._forward.stray(f"it runs {func}, where {planned} was planned")
         return outputs
+
+
+class _NotPlainError(Exception):
+    """An operator was given a tensor that cannot be noted."""
 
 
 class _Forward(CallCounter):
@@ -133,6 +147,7 @@ class _Forward(CallCounter):
         self._order = 0
         # By the identity of their memory, as long as it lives.
         self._results: dict[int, tuple[Any, Result]] = {}
+        self._notes = _Notes(self)
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, Replay().unpack)
 
     def __enter__(self) -> Any:
@@ -164,23 +179,29 @@ class _Forward(CallCounter):
         planned = self._plan.forgotten.get(place)
         if planned is None or self._strayed is not None:
             return func(*args, **kwargs)
-        with _Notes(self, planned):
+        with self._notes.of(planned):
             return func(*args, **kwargs)
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
         """Note a call of an operator in place of its results."""
         rule = rule_of(func, args, kwargs)
-        tensors: list[Tensor] = []
+        if rule is None:
+            return
+        memories: list[Any] = []
 
         def hold(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
-            tensors.append(leaf)
+            if not is_plain_tensor(leaf):
+                raise _NotPlainError
+            memory = leaf.untyped_storage()
+            memories.append(memory)
             # Itself: an alias made below autograd does not share its counter of versions.
-            return self._view(leaf) or Kept(leaf)
+            return self._view(leaf, memory) or Kept(leaf)
 
-        held = map_leaves(hold, args), map_leaves(hold, kwargs)
-        if rule is None or not all(map(is_plain_tensor, tensors)):
+        try:
+            held = map_leaves(hold, args), map_leaves(hold, kwargs)
+        except _NotPlainError:
             return
         kept: tuple[Any, ...] = rule.kept and tuple(
             output.detach() if position in rule.kept else None
@@ -188,7 +209,7 @@ class _Forward(CallCounter):
         )
         call = Call(self._order, func, rule, *held, kept)
         self._order += 1
-        for position, output in own_results(outputs, [each.untyped_storage() for each in tensors]):
+        for position, output in own_results(outputs, memories):
             if position not in rule.kept:
                 self._remember(output.untyped_storage(), call.forget(position, output))
 
@@ -196,20 +217,22 @@ class _Forward(CallCounter):
         key, results = id(storage), self._results
         results[key] = weakref.ref(storage, lambda _: results.pop(key, None)), result
 
-    def _view(self, tensor: Tensor) -> View | None:
-        """A tensor as a view of a forgotten result, if it is one."""
-        if type(tensor) is not nn.Parameter and is_plain_tensor(tensor):
-            found = self._results.get(id(tensor.untyped_storage()))
-            if found is not None:
-                result = found[1]
-                same = tensor._version == result.version and tensor.dtype == result.dtype
-                if same and not (tensor.is_conj() or tensor.is_neg()):
-                    return View.of(tensor, result)
+    def _view(self, tensor: Tensor, memory: Any) -> View | None:
+        """A tensor in some memory as a view of a forgotten result, if it is one."""
+        found = self._results.get(id(memory))
+        if found is not None and type(tensor) is not nn.Parameter:
+            result = found[1]
+            same = tensor._version == result.version and tensor.dtype == result.dtype
+            if same and not (tensor.is_conj() or tensor.is_neg()):
+                return View.of(tensor, result)
         return None
 
     def _pack(self, tensor: Tensor) -> SavedView | Kept:
-        view = self._view(tensor)
-        return Kept(without_graph(tensor)) if view is None else SavedView(view)
+        if is_plain_tensor(tensor):
+            view = self._view(tensor, tensor.untyped_storage())
+            if view is not None:
+                return SavedView(view)
+        return Kept(without_graph(tensor))
 
 
 def forgetful(plan: Forgetting, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -59,12 +59,13 @@ def own_results(outputs: Any, inputs: Sequence[Any]) -> list[tuple[int, Tensor]]
         inputs: the memories of what it was given.
     """
     found = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+    given = set(map(id, inputs))
     return [
         (position, output)
         for position, output in enumerate(found)
         if isinstance(output, Tensor)
         and is_plain_tensor(output)
-        and not any(output.untyped_storage() is given for given in inputs)
+        and id(output.untyped_storage()) not in given
     ]
 
 
@@ -224,8 +225,10 @@ class Call:
 def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
     """Apply a function to the leaves of an operator's arguments."""
     kind = type(value)
-    if kind is tuple or kind is list:
-        return kind(map_leaves(fn, item) for item in value)
+    if kind is tuple:
+        return tuple([map_leaves(fn, item) for item in value])
+    if kind is list:
+        return [map_leaves(fn, item) for item in value]
     if kind is dict:
         return {name: map_leaves(fn, item) for name, item in value.items()}
     return fn(value)

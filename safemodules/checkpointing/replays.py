@@ -7,6 +7,7 @@ stream of random numbers, no autocast takes part. The exceptions, operators that
 saying so, stand in the table below with the way to run them without a trace.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -153,13 +154,19 @@ def rule_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rule | 
         >>> rule_of(torch.ops.aten.relu_.default, (x,), {})
         >>> rule_of(torch.ops.aten.rand_like.default, (x,), {})
     """
-    if func in _RULES:
-        return _RULES[func]
-    schema = getattr(func, "_schema", None)
-    place = _DROPOUT.get(getattr(schema, "name", ""))
+    rule, place = _known(func)
     if place is not None:
         probability = args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)
         return _PURE if probability == 0.0 else None
+    return rule
+
+
+@functools.cache
+def _known(func: Any) -> tuple[Rule | None, int | None]:
+    """What an operator alone tells: its rule, or the position of what decides."""
+    if func in _RULES:
+        return _RULES[func], None
+    schema = getattr(func, "_schema", None)
     if schema is None or schema.is_mutable or _SEEDED in func.tags or schema.name in _NO_RESULTS:
-        return None
-    return _PURE
+        return None, _DROPOUT.get(getattr(schema, "name", ""))
+    return _PURE, _DROPOUT.get(schema.name)

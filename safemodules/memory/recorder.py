@@ -24,6 +24,7 @@ from safemodules.checkpointing.replaying import (
     without_graph,
 )
 from safemodules.checkpointing.replays import rule_of
+from safemodules.memory.overhead import Overhead
 from safemodules.memory.tape import Memory, ModuleCall, Operator, Saved, Tape
 from safemodules.mutation.graph_internals import is_fake, uncounted
 
@@ -99,7 +100,7 @@ class _Calls(CallCounter):
 class Recorder(OperatorCounter):  # type: ignore[no-untyped-call]
     """Records operators, memories, and what is saved."""
 
-    def __init__(self, model: nn.Module, known: Mapping[int, Any], overhead: float) -> None:
+    def __init__(self, model: nn.Module, known: Mapping[int, Any], overhead: Overhead) -> None:
         super().__init__()
         self._overhead = overhead
         self.clock = 0
@@ -172,7 +173,7 @@ class Recorder(OperatorCounter):  # type: ignore[no-untyped-call]
                     tuple(sorted(sources)),
                     tuple(memory for position, memory in made if position not in kept),
                     seconds,
-                    replay_seconds + self._overhead,
+                    replay_seconds + (self._overhead.norm if kept else self._overhead.operator),
                     rule is not None
                     and len(plain) == len(inputs)
                     and bool(made)
@@ -324,6 +325,7 @@ class Recorder(OperatorCounter):  # type: ignore[no-untyped-call]
             self.calls.calls,
             is_estimated,
             calls,
+            self.calls.calls * self._overhead.call,
         )
 
     def _checked(self, place: int, one: _Operator) -> Operator:

@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from safemodules.checkpointing.replaying import is_plain_tensor
 from safemodules.errors import ExampleInputError
-from safemodules.memory.overhead import replay_overhead
+from safemodules.memory.overhead import Overhead, measured_overhead
 from safemodules.memory.recorder import Recorder
 from safemodules.memory.tape import Tape
 from safemodules.mutation.graph_internals import fake_mode
@@ -60,7 +60,7 @@ def record_step(
     Raises:
         ExampleInputError: no output needs a gradient.
     """
-    overhead = 0.0 if fake else replay_overhead()
+    overhead = Overhead() if fake else measured_overhead()
     with ExitStack() as stack:
         handed = stack.enter_context(_ready(model, call))
         forward: Callable[..., Any] = model

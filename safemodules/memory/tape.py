@@ -103,6 +103,7 @@ class Tape:
         calls: number of calls of torch functions in the forward.
         is_estimated: whether seconds were estimated from sizes, rather than measured.
         modules: the modules that were called, with the spans of operators of each call.
+        forgetting_seconds: what the forward takes longer if it forgets anything at all.
     """
 
     operators: tuple[Operator, ...]
@@ -113,6 +114,7 @@ class Tape:
     calls: int = 0
     is_estimated: bool = False
     modules: "tuple[ModuleCall, ...]" = field(default=())
+    forgetting_seconds: float = 0.0
 
     def forgetting(self, places: Iterable[int]) -> Forgetting:
         """How a forward is told to forget the results of some operators.
