@@ -69,6 +69,7 @@ class Row:
         peak: the peak, predicted and measured, in bytes; none if the budget cannot be met.
         before: the peak without a budget.
         overhead: time against the plain step's, predicted and measured.
+        bound: no plan is predicted to take less.
         solved: seconds that planning took, running the model included.
         least: where no plan fits: what the error says.
     """
@@ -79,6 +80,7 @@ class Row:
     saved: tuple[int, int] = (0, 0)
     peak: tuple[int, int] = (0, 0)
     overhead: tuple[float, float] = (1.0, 1.0)
+    bound: float = 1.0
     solved: float = 0.0
     least: str = ""
 
@@ -128,6 +130,7 @@ def measure(name: str, rounds: int) -> list[Row]:
                 (plan.live[plan.forward_events - 1], saved),
                 (plan.peak, peak),
                 (plan.overhead, statistics.median(ratios)),
+                1 + plan.bound / plan.step_seconds,
                 solved,
             )
         )
@@ -137,11 +140,11 @@ def measure(name: str, rounds: int) -> list[Row]:
 def page(rows: Sequence[Row], command: str, rounds: int) -> str:
     """The Markdown page."""
     head = ("model", "budget", "before MiB", "peak: predicted", "measured", "off", "of it")
-    head = (*head, "time: predicted", "measured", "planned in")
+    head = (*head, "time: no plan below", "predicted", "measured", "planned in")
     cells = []
     for row in rows:
         if row.least:
-            cells.append((row.model, f"{row.share}%", "", f"least: {row.least}", *[""] * 6))
+            cells.append((row.model, f"{row.share}%", "", f"least: {row.least}", *[""] * 7))
             continue
         predicted, measured = row.peak
         cells.append(
@@ -153,6 +156,7 @@ def page(rows: Sequence[Row], command: str, rounds: int) -> str:
                 f"{measured / 2**20:.2f}",
                 f"{predicted / measured - 1:+.2%}",
                 f"{measured / row.before:.3f}",
+                f"{row.bound:.3f}",
                 f"{row.overhead[0]:.3f}",
                 f"{row.overhead[1]:.3f}",
                 f"{row.solved:.1f} s",

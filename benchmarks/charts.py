@@ -1,8 +1,9 @@
-"""Bar charts of ratios as SVG: text and rectangles, readable on light and on dark ground."""
+"""Charts of ratios as SVG: text and simple shapes, readable on light and on dark ground."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from benchmarks.pages import PageRatio
@@ -66,4 +67,105 @@ def _bar(top: int, ratio: PageRatio, scale: float) -> list[str]:
             f'<line x1="{low:.1f}" y1="{middle:.1f}" x2="{high:.1f}" y2="{middle:.1f}" '
             f'stroke="{GREY}" stroke-width="2"/>'
         )
+    return lines
+
+
+PANEL, MARGIN = 260, 40
+OWN, PEER = COLOURS["time"], COLOURS["memory"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One way of running a step.
+
+    Attributes:
+        panel: What is run.
+        name: How.
+        x: Its peak memory, as a share of the plain step's.
+        y: Its time, as a ratio to the plain step's.
+        own: Whether it is safemodules' own.
+    """
+
+    panel: str
+    name: str
+    x: float
+    y: float
+    own: bool
+
+
+def front_chart(title: str, points: Sequence[Point]) -> str:
+    """A panel for each model, its own points joined by a line.
+
+    Args:
+        title: The heading, also the description for those who do not see it.
+        points: What to draw, at least one.
+    """
+    panels = list(dict.fromkeys(point.panel for point in points))
+    highest = max(point.y for point in points) + 0.05
+    columns = 3
+    height = 30 + -(-len(panels) // columns) * (PANEL + MARGIN) + 20
+    body = [
+        line
+        for number, panel in enumerate(panels)
+        for line in _panel(
+            MARGIN + number % columns * (PANEL + MARGIN),
+            40 + number // columns * (PANEL + MARGIN),
+            [point for point in points if point.panel == panel],
+            highest,
+        )
+    ]
+    width = MARGIN + columns * (PANEL + MARGIN)
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+            f'width="{width}" height="{height}" role="img" font-family="sans-serif" '
+            f'font-size="11" fill="{GREY}">',
+            f"<title>{escape(title)}</title>",
+            f'<text x="8" y="18" font-size="13">{escape(title)}</text>',
+            *body,
+            f'<text x="8" y="{height - 6}">across: peak of the activations, up: step time, both '
+            "over the plain step's; line and dots: memory budgets, squares: checkpoints chosen "
+            "by hand; lower and further left is better</text>",
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _panel(left: int, top: int, points: Sequence[Point], highest: float) -> list[str]:
+    def at(x: float, y: float) -> tuple[float, float]:
+        return left + PANEL * x, top + PANEL * (highest - y) / (highest - 0.95)
+
+    lines = [
+        f'<text x="{left}" y="{top - 4}" font-size="12">{escape(points[0].panel)}</text>',
+        f'<rect x="{left}" y="{top}" width="{PANEL}" height="{PANEL}" fill="none" '
+        f'stroke="{GREY}" stroke-opacity="0.5"/>',
+    ]
+    for x in (0.25, 0.5, 0.75, 1.0):
+        across, _ = at(x, 1)
+        lines += [
+            f'<line x1="{across}" y1="{top}" x2="{across}" y2="{top + PANEL}" stroke="{GREY}" '
+            'stroke-opacity="0.25"/>',
+            f'<text x="{across}" y="{top + PANEL + 14}" text-anchor="middle">{x:g}</text>',
+        ]
+    for step in range(10, int(10 * highest) + 1):
+        _, up = at(0, step / 10)
+        lines += [
+            f'<line x1="{left}" y1="{up:.1f}" x2="{left + PANEL}" y2="{up:.1f}" stroke="{GREY}" '
+            'stroke-opacity="0.25"/>',
+            f'<text x="{left - 6}" y="{up + 4:.1f}" text-anchor="end">{step / 10:g}</text>',
+        ]
+    own = sorted((point for point in points if point.own), key=lambda point: point.x)
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in [at(p.x, p.y) for p in own] + [at(1, 1)])
+    lines.append(f'<polyline points="{path}" fill="none" stroke="{OWN}" stroke-width="1.5"/>')
+    for point in points:
+        x, y = at(point.x, point.y)
+        told = f"<title>{escape(f'{point.name}: {point.x:.2f}, {point.y:.3f}')}</title>"
+        if point.own:
+            lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{OWN}">{told}</circle>')
+        else:
+            lines.append(
+                f'<rect x="{x - 3.5:.1f}" y="{y - 3.5:.1f}" width="7" height="7" fill="{PEER}">'
+                f"{told}</rect>"
+            )
     return lines

@@ -120,6 +120,15 @@ PROGRAMS: tuple[Program, ...] = (
         exact=False,
     ),
     Program(
+        "budget_front",
+        (
+            Measure("time", ("model", "way"), "time", own="memory_budget"),
+            Measure("activation peak", ("model", "way"), "memory", own="memory_budget"),
+        ),
+        exact=False,
+    ),
+    Program("budget_solving"),
+    Program(
         "budget_families",
         (Measure("of it", ("model", "budget"), "memory"),),
         quick=_words("--only squeezenet1_1 --rounds 2"),

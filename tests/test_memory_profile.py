@@ -1,5 +1,6 @@
 """``profile_memory``: its sums are those of torch's own trackers, and its reports are whole."""
 
+import itertools
 import json
 from html.parser import HTMLParser
 
@@ -163,3 +164,17 @@ def test_the_command_prints_a_profile_and_a_plan(capsys, tmp_path):
     assert main([*arguments, "--budget", "1%"]) == 2
     assert "cannot be brought to" in capsys.readouterr().err
     assert main(["profile", target, "--input", "2x3x64x64", "--html", str(tmp_path)]) == 2
+
+
+def test_what_a_budget_forgets_does_not_count():
+    layers = ((nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU()) for _ in range(6))
+    net, x = nn.Sequential(*itertools.chain.from_iterable(layers)), torch.randn(256, 64)
+    before = sm.profile_memory(net, x)
+    sm.convert_model(net, x, memory_budget="60% of activations")
+    plan = sm.conversion_plan(net).memory
+    after = sm.profile_memory(net, x)
+    assert after.activation_peak == plan.peak < before.activation_peak
+    forgotten = sum(result.size for result in plan.forgotten)
+    assert before.saved_bytes - forgotten <= after.saved_bytes < before.saved_bytes
+    sm.revert_model(net)
+    assert sm.profile_memory(net, x).activation_peak == before.activation_peak

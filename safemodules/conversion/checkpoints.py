@@ -37,11 +37,11 @@ def plan_checkpoints(
 ) -> CheckpointPlan:
     """Choose which results of a forward are computed again, so that a training step fits.
 
-    The model is run once, converted (out of place), with nothing kept for backward: this fits
-    wherever a forward does. From what was recorded follow the bytes alive at every moment of a
-    step, whichever results are forgotten; a search finds the ones that cost least to compute
-    again. The model is left as it was: ``convert_model(model, inputs, checkpoint=plan)`` makes it
-    so.
+    The model is run as :func:`convert_model` runs it, to decide about its in-place sites, and once
+    more, converted, with nothing kept for backward. From what was recorded follow the bytes alive
+    at every moment of a step, whichever results are forgotten; an integer programme (with scipy,
+    the extra ``plan``; without, a search) finds the ones that cost least to compute again. The
+    model is left as it was: ``convert_model(model, inputs, checkpoint=plan)`` makes it so.
 
     Args:
         model: the model, in the mode that it is trained in.

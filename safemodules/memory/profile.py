@@ -16,6 +16,7 @@ from safemodules.memory.recording import LossFn, record_step
 from safemodules.memory.simulation import Simulation
 from safemodules.memory.tape import ModuleCall, Tape
 from safemodules.memory.text import columns, size_text
+from safemodules.rewriting.checkpoints import FORGETTING_MARK
 from safemodules.trees import CallArguments
 from safemodules.verification import as_arguments
 
@@ -159,8 +160,8 @@ def profile_memory(
     """Measure what a step of training allocates, and which modules keep it.
 
     One forward and backward is run, which keeps nothing: the profile of a step that does not fit
-    can be taken on the same machine. The model, its gradients and all random numbers are left as
-    they were.
+    can be taken on the same machine. What a model with a memory budget forgets does not count. The
+    model, its gradients and all random numbers are left as they were.
 
     Args:
         model: the model, in the mode that it is trained in.
@@ -194,8 +195,8 @@ def profile_memory(
         )
     call = CallArguments(as_arguments(example_inputs), dict(example_kwargs or {}))
     tape = record_step(model, call, loss_fn, fake=fake)
-    simulation = Simulation(tape)
-    live, saved = simulation.run(()), _saved_by_operator(tape)
+    forgotten = _forgotten(model, tape)
+    live, saved = Simulation(tape).run(forgotten), _saved_by_operator(tape, forgotten)
     whole = sum(saved.values())
     workspace = None
     if allocator:
@@ -208,9 +209,9 @@ def profile_memory(
         _optimizer_bytes(optimizer),
         whole,
         live.peak,
-        Simulation(tape, gradients=False).run(()).peak,
+        Simulation(tape, gradients=False).run(forgotten).peak,
         workspace,
-        tape.seconds,
+        tape.seconds + live.seconds,
         live.live,
         tape.forward_events,
         tape.is_estimated,
@@ -228,12 +229,27 @@ def _optimizer_bytes(optimizer: torch.optim.Optimizer | None) -> int:
     return _bytes(value for value in values if isinstance(value, Tensor))
 
 
-def _saved_by_operator(tape: Tape) -> dict[int, int]:
-    """Bytes that are saved of what each operator has made."""
+def _forgotten(model: nn.Module, tape: Tape) -> frozenset[int]:
+    """Operators whose results the step forgets: those of its memory budget, if it has one."""
+    plan = model.__dict__.get(FORGETTING_MARK)
+    if plan is None or plan.calls != tape.calls:
+        return frozenset()
+    return frozenset(
+        place
+        for place, operator in enumerate(tape.operators)
+        if plan.forgotten.get(operator.call, {}).get(operator.place) == operator.name
+    )
+
+
+def _saved_by_operator(tape: Tape, forgotten: frozenset[int]) -> dict[int, int]:
+    """Bytes that are saved, and kept, of what each operator has made."""
     found: dict[int, int] = defaultdict(int)
-    for memory in tape.memories:
-        if memory.operator is not None and memory.saved:
-            found[memory.operator] += memory.size
+    for number, memory in enumerate(tape.memories):
+        place = memory.operator
+        if place is None or not memory.saved:
+            continue
+        if place not in forgotten or number in tape.operators[place].kept:
+            found[place] += memory.size
     return found
 
 
