@@ -18,9 +18,9 @@ __all__ = ["Chosen", "Lowest", "choose"]
 # A programme is solved again with more rows while they are few in all: what bounds the time,
 # alike on any machine.
 ROWS = 14_000
-LEARNED = 5
+LEARNED = 6
 # And where nothing was learned or there are too many, with less of the budget.
-DEMANDS = 3
+DEMANDS = 4
 NODES = 50
 GAP = 1e-2
 # A choice this near to the best, as a share of the step's seconds, is good enough.
@@ -127,8 +127,8 @@ def _programmed(simulation: Simulation, budget: int) -> tuple[Choice | None, flo
         if nearest is None or simulated.excess(budget) < nearest.simulated.excess(budget):
             nearest = choice
         learned += 1
-        if not is_new or demanded or learned >= LEARNED or rows >= ROWS:
-            relaxation.demand(simulated, budget)
+        if not is_new or learned >= LEARNED or rows >= ROWS:
+            relaxation.demand(simulated, programme.told, budget)
             demanded += 1
     return nearest, bound
 

@@ -15,7 +15,9 @@ each step of each such replay, because rows for all of them would be too many. A
 fits, and takes the seconds that the programme knows of, is the best there is.
 """
 
-from collections.abc import Iterable, Mapping
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 from safemodules.memory.programme import Programme
 from safemodules.memory.simulation import SMALL, Simulated, Simulation
@@ -101,18 +103,19 @@ class Relaxation:
 
         return self.simulation.run(self.simulation.completed(forgotten), watch), found
 
-    def demand(self, simulated: Simulated, budget: int) -> None:
-        """Ask for more bytes where a simulated step is over its budget.
+    def demand(self, simulated: Simulated, told: Sequence[float], budget: int) -> None:
+        """Ask for the bytes that rows do not tell of, where a simulated step is over its budget.
 
         What is chosen then is more likely to fit; its seconds are no bound any more.
 
         Args:
             simulated: the step.
+            told: the bytes at each event that its programme knows of.
             budget: bytes.
         """
-        for event, live in enumerate(simulated.live):
+        for event, (live, known) in enumerate(zip(simulated.live, told, strict=True)):
             if live > budget:
-                self.excess[event] += live - budget
+                self.excess[event] = max(self.excess[event], math.ceil(live - known))
 
 
 class StepProgramme:
@@ -149,6 +152,8 @@ class StepProgramme:
             self._passing(place)
         self._held()
         self._event_rows()
+        # By event, what a solution has alive there.
+        self.told: list[float] = []
 
     @property
     def rows(self) -> int:
@@ -166,6 +171,14 @@ class StepProgramme:
         scale = self._unit if self._budget is None else 1 / MICROSECONDS
         if not solution.values:
             return None, scale * solution.bound
+        changes = [0.0] * len(self._relaxation.base)
+        for event, each in self._changes.items():
+            if event < len(changes):
+                changes[event] += sum(size * solution.values[one] for one, size in each)
+        more = itertools.accumulate(changes)
+        self.told = [
+            live + change for live, change in zip(self._relaxation.base, more, strict=True)
+        ]
         on = {place for place, one in self._forgotten.items() if solution.values[one] > 0.5}
         return frozenset(self._needed(on)), scale * solution.bound
 
