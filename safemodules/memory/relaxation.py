@@ -143,6 +143,13 @@ class StepProgramme:
             )
             for place in able
         }
+        # Whether it runs again at all: if it is forgotten and asked for, or another needs it.
+        self._needed_once = {
+            place: self._forgotten[place]
+            if place in relaxation.first_asked
+            else self._programme.variable()
+            for place in able
+        }
         self._changes: dict[int, list[tuple[int, int]]] = {}
         self._returned: dict[int, dict[int, int]] = {}
         self._learned_rows()
@@ -209,13 +216,20 @@ class StepProgramme:
             self._changes.setdefault(stop, []).append((variable, -size))
 
     def _replay_rows(self, place: int) -> None:
-        forgotten, replays = self._forgotten, self._replays
-        if place in self._relaxation.first_asked:
-            self._programme.at_least([(replays[place], 1), (forgotten[place], -1)], 0)
+        """Who is needed runs, and needs those whose results are not there any more."""
+        at_least, forgotten = self._programme.at_least, self._forgotten
+        needed, replays = self._needed_once, self._replays
+        at_least([(replays[place], 1), (needed[place], -1)], 0)
         for maker, source in self._simulation.makers[place]:
-            if maker in forgotten and self._passes(source):
-                self._programme.at_least([(forgotten[maker], 1), (forgotten[place], -1)], 0)
-                self._programme.at_least([(replays[maker], 1), (replays[place], -1)], 0)
+            if maker not in forgotten or self._memories[source].saved:
+                continue
+            if self._passes(source):
+                at_least([(forgotten[maker], 1), (forgotten[place], -1)], 0)
+                at_least([(replays[maker], 1), (replays[place], -1)], 0)
+                at_least([(needed[maker], 1), (needed[place], -1)], 0)
+            else:
+                terms = [(needed[maker], 1), (needed[place], -1), (forgotten[maker], -1)]
+                at_least(terms, -1)
 
     def _learned_rows(self) -> None:
         """Whether results are back by the event of a replay, before they are asked for."""
