@@ -23,6 +23,8 @@ LEARNED = 6
 DEMANDS = 4
 NODES = 50
 GAP = 1e-2
+# How exact a solver is at least.
+EXACT = 1e-6
 # A choice this near to the best, as a share of the step's seconds, is good enough.
 NEAR = 1e-3
 
@@ -154,4 +156,4 @@ def _lowest(simulation: Simulation) -> Lowest:
             best = Choice(completed, simulated)
         if not is_new:
             break
-    return Lowest(best, math.ceil(bound))
+    return Lowest(best, int(bound * (1 - EXACT)))

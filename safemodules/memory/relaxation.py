@@ -11,7 +11,8 @@ NOTE [ Integer Programme ]: for each operator a variable tells whether its resul
 
 So the least seconds of the programme are a bound for all choices. What rows do not tell makes a
 solution too good: it is simulated. Who brings back what early is learned from that, one row for
-each step of each such replay, because rows for all of them would be too many. A solution that
+each step of each such replay, because rows for all of them would be too many; only what is nearest
+to each operator is told from the start. A solution that
 fits, and takes the seconds that the programme knows of, is the best there is.
 """
 
@@ -51,15 +52,15 @@ class Relaxation:
                 self.readers.setdefault(maker, []).append(place)
         # By operator and event of a replay that needs it before it is asked for: who needs it.
         self.returns: dict[tuple[int, int], set[int]] = {}
-        for place in self.able:
-            if place in self.first_asked:
-                self._expect_nearest(place)
+        able = frozenset(self.able)
+        for place in able.intersection(self.first_asked):
+            self._expect_nearest(place, able)
         self.excess = [0] * len(self.base)
 
-    def _expect_nearest(self, asked: int) -> None:
+    def _expect_nearest(self, asked: int, able: frozenset[int]) -> None:
         """Who is asked for brings back what it is computed from, where that is forgotten too."""
         event = self.first_asked[asked]
-        able, stack, seen = set(self.able), [asked], {asked}
+        stack, seen = [asked], {asked}
         while stack:
             user = stack.pop()
             for maker, source in self.simulation.makers[user]:
@@ -278,21 +279,16 @@ class StepProgramme:
         for source, found in readers.items():
             memory = self._memories[source]
             maker = memory.operator
-            is_kept = maker is not None and source in self._operators[maker].kept
-            without = [] if maker not in self._forgotten or is_kept else [(maker, 1)]
+            without: list[tuple[int, float]] = []
+            if maker in self._forgotten and source not in self._operators[maker].kept:
+                without.append((self._forgotten[maker], 1))  # computed again, not held
             start = memory.let_go
             for stop in sorted({until for until, _ in found}):
                 held = self._programme.variable()
                 for until, place in found:
                     if until >= stop:
-                        self._programme.at_least(
-                            [
-                                (held, 1),
-                                (self._forgotten[place], -1),
-                                *((self._forgotten[one], factor) for one, factor in without),
-                            ],
-                            0,
-                        )
+                        terms = [(held, 1), (self._forgotten[place], -1), *without]
+                        self._programme.at_least(terms, 0)
                 self._change(start, stop, held, memory.size)
                 start = stop
 
