@@ -13,10 +13,11 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from benchmarks.report import RESULTS, command_line, table, version_list
 from benchmarks.step_time import loss, step
 from benchmarks.timing import Ratio, interleave
 
-SHARES = (80, 70, 60, 50, 40, 30)
+SHARES = (80, 65, 50, 35)
 SEGMENTS = (2, 4, 8)
 
 
@@ -111,6 +112,21 @@ class Row:
     exact: bool
 
 
+@dataclass(frozen=True)
+class Failure:
+    """A peer that raises.
+
+    Attributes:
+        model: the model.
+        way: how it is run.
+        error: what it says.
+    """
+
+    model: str
+    way: str
+    error: str
+
+
 class Segmented(nn.Sequential):
     """A Sequential that runs in segments, each checkpointed but the last."""
 
@@ -151,6 +167,12 @@ def peers(model: Model, base: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """What people choose."""
     for name, chosen in CHOICES.items():
         yield f"checkpoint: {name}", wrapped(copy.deepcopy(base), model.block, chosen)
+    thrifty = copy.deepcopy(base)
+    able = [module for module in thrifty.modules() if hasattr(module, "memory_efficient")]
+    for module in able:
+        module.memory_efficient = True  # torchvision's own checkpoint of a DenseNet
+    if able:
+        yield "memory_efficient=True", thrifty
     for segments in SEGMENTS if model.chain else ():
         segmented = copy.deepcopy(base)
         chain = segmented.get_submodule(model.chain)
@@ -159,7 +181,7 @@ def peers(model: Model, base: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield f"checkpoint_sequential: {segments}", segmented
 
 
-def measure(name: str, rounds: int, clock: Callable[[], float]) -> Iterator[Row]:
+def measure(name: str, rounds: int, clock: Callable[[], float]) -> Iterator[Row | Failure]:
     """Time all ways of one model, interleaved."""
     model = MODELS[name]
     torch.manual_seed(0)
@@ -182,7 +204,14 @@ def measure(name: str, rounds: int, clock: Callable[[], float]) -> Iterator[Row]
         )
     ways.update(peers(model, base))
     expected = bits(base, inputs)
-    exact = {w: all(map(torch.equal, expected, bits(each, inputs))) for w, each in ways.items()}
+    exact: dict[str, bool] = {}
+    for way, each in list(ways.items()):
+        try:
+            exact[way] = all(map(torch.equal, expected, bits(each, inputs)))
+        except Exception as error:  # of a peer; it is told on the page
+            assert way not in shares
+            del ways[way]
+            yield Failure(name, way, f"{type(error).__name__}: {error}".splitlines()[0])
     peaks = {way: measure_activations(each, inputs, loss)[1] for way, each in ways.items()}
     steps = {way: step(each, inputs) for way, each in ways.items()}
     _, ratios = interleave(steps, BASE, rounds=rounds, warm=1, clock=clock)
@@ -194,7 +223,20 @@ def measure(name: str, rounds: int, clock: Callable[[], float]) -> Iterator[Row]
         yield Row(name, way, own, ratio, peak, exact[way])
 
 
-def page(rows: Sequence[Row], command: str, clock: str, picture: str) -> str:
+def read(stored: Path) -> tuple[list[Row], list[Failure], list[str]]:
+    """What earlier runs have found."""
+    data = json.loads(stored.read_text())
+    rows = [Row(**{**row, "time": Ratio(**row["time"])}) for row in data["rows"]]
+    return rows, [Failure(**failure) for failure in data["failures"]], data["commands"]
+
+
+def page(
+    rows: Sequence[Row],
+    failures: Sequence[Failure],
+    commands: Sequence[str],
+    clock: str,
+    picture: str,
+) -> str:
     """The Markdown page."""
     cells = [
         (row.model, row.way, str(row.time), f"{row.peak:.3f}", "yes" if row.exact else "**no**")
@@ -207,7 +249,7 @@ def page(rows: Sequence[Row], command: str, clock: str, picture: str) -> str:
         [
             "# Step time against peak memory",
             "",
-            f"Command: `{command}`",
+            f"Command: {', then '.join(f'`{command}`' for command in commands)}",
             "",
             f"Versions: {version_list()}; CPU, {torch.get_num_threads()} thread.",
             "",
@@ -226,6 +268,7 @@ def page(rows: Sequence[Row], command: str, clock: str, picture: str) -> str:
             "",
             *table(("model", "way", "time", "activation peak", "exact"), cells),
             "",
+            *(f"- {failure.model}, {failure.way} raises: {failure.error}" for failure in failures),
         ]
     )
 
@@ -246,23 +289,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.budget_front", description=__doc__)
     parser.add_argument("--only", choices=sorted(MODELS), action="append")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--update", action="store_true", help="keep the other models")
     parser.add_argument("--cpu-time", action="store_true", help="for a machine that is not idle")
     parser.add_argument("--output", type=Path, default=RESULTS / "budget_front.md")
     options = parser.parse_args(arguments)
     clock = time.process_time if options.cpu_time else time.perf_counter
     told = "CPU seconds" if options.cpu_time else "wall clock"
-    command = command_line("budget_front", arguments)
     picture = options.output.with_suffix(".svg")
-    rows: list[Row] = []
+    stored = options.output.with_suffix(".json")
+    rows, failures, commands = read(stored) if options.update else ([], [], [])
+    commands.append(command_line("budget_front", arguments))
     for name in options.only or list(MODELS):
-        rows += measure(name, options.rounds, clock)
+        found = list(measure(name, options.rounds, clock))
+        rows = [row for row in rows if row.model != name]
+        rows += [row for row in found if isinstance(row, Row)]
+        failures = [failure for failure in failures if failure.model != name]
+        failures += [failure for failure in found if isinstance(failure, Failure)]
+        data = {"rows": rows, "failures": failures, "commands": commands}
+        stored.write_text(json.dumps(data, default=asdict, indent=1) + "\n")
         points = [
             Point(row.model, row.way, row.peak, row.time.median, row.own)
             for row in rows
             if row.way != NOISE
         ]
         picture.write_text(front_chart("Step time against peak memory", points))
-        options.output.write_text(page(rows, command, told, picture.name))
+        options.output.write_text(page(rows, failures, commands, told, picture.name))
     print(options.output)
     return 0
 

@@ -1,15 +1,21 @@
 """What each of two processes does, for ``test_distributed.py``."""
 
 import copy
+import dataclasses
 import functools
+import warnings
 
 import torch
 import torch.distributed as dist
+from replay_counter import counted_replays
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import safemodules as sm
+from safemodules.memory.recording import record_step
+from safemodules.trees import CallArguments
 
 MARKED = "Expected to mark a variable ready only once"
 
@@ -209,3 +215,55 @@ def accumulated(rank):
         loss_of(net, [inputs(rank, 1)]).backward()
         rows.append(state(net))
     return same(*rows)
+
+
+CHEAP = ("gelu", "tanh", "layer_norm")
+
+
+def wide():
+    """A net whose activations are larger than its parameters, and inputs for it."""
+    torch.manual_seed(0)
+    layers = (
+        (nn.Linear(16, 16), nn.GELU(), nn.Tanh(), nn.Linear(16, 16), nn.LayerNorm(16))
+        for _ in range(3)
+    )
+    return nn.Sequential(*(nn.Sequential(*layer) for layer in layers)), torch.randn(64, 16)
+
+
+def budgeted(rank, around):
+    """Steps under a plan against steps that keep everything."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    net, x = wide()
+    plan = sm.plan_checkpoints(net, x, "80% of activations", fake=True)  # on every rank the same
+    tape = record_step(net, CallArguments((x,), {}), fake=True)
+    names = [operator.name for operator in tape.operators]
+    cheap = [at for at, name in enumerate(names) if any(part in name for part in CHEAP)]
+    plan = dataclasses.replace(plan, forgetting=tape.forgetting(cheap))
+    told = [None, None]
+    dist.all_gather_object(told, plan.forgetting)
+    assert told[0] == told[1]
+    rows, forgets = [], 0
+    for chosen in (False, plan):
+        net, x = wide()
+        sm.convert_model(net, x, checkpoint=chosen)
+        if chosen is plan:
+            forgets = sum(map(len, plan.forgetting.forgotten.values()))
+        if around == "ddp":
+            net = DistributedDataParallel(net)
+        else:
+            mesh = init_device_mesh("cpu", (2,))
+            for part in (*net, net) if around == "parts" else (net,):
+                fully_shard(part, mesh=mesh, reshard_after_forward=True)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore" if around != "ddp" else "error", sm.BudgetWarning)
+            with counted_replays() as replays:
+                for step in range(3):
+                    optimizer.zero_grad()
+                    (net(x + rank + step).square().mean()).backward()
+                    optimizer.step()
+        row = [t for p in net.parameters() for t in (p.grad, p)]
+        rows.append([t.full_tensor() if isinstance(t, DTensor) else t for t in row])
+    return same(*([t.detach() for t in row] for row in rows)), forgets, len(replays)

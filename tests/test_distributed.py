@@ -28,6 +28,7 @@ def results():
 
 
 SHARDED = list(itertools.product(("inside", "around", "parts"), (None, "matmul")))
+BUDGETED = ("ddp", "whole", "parts")
 NORMS = list(itertools.product((1, 2), (False, True)))
 
 
@@ -38,6 +39,7 @@ def _everything(rank):
         "sharded": {case: cases.sharded(rank, *case) for case in SHARDED},
         "sync": cases.sync_batch_norm(rank),
         "accumulated": cases.accumulated(rank),
+        "budgeted": {around: cases.budgeted(rank, around) for around in BUDGETED},
     }
 
 
@@ -83,6 +85,17 @@ def test_sync_batch_norm(results):
 
 def test_gradients_that_accumulate_without_synchronisation(results):
     assert all(found["accumulated"] for found in results)
+
+
+@pytest.mark.parametrize("around", BUDGETED)
+def test_a_budget_under_one_plan_in_all_processes(results, around):
+    """Of a sharded model what is computed of parameters is kept, and the rest still forgotten."""
+    counts = []
+    for found in results:
+        exact, forgotten, replays = found["budgeted"][around]
+        assert exact and forgotten
+        counts.append(replays)
+    assert counts[0] == counts[1] > 0
 
 
 def test_the_example_trains_under_torchrun(tmp_path):

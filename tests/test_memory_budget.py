@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import os
 import pickle
 import threading
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from memory_counter import StorageCounter
+from replay_counter import counted_replays
 from torch import nn
 
 import safemodules as sm
-from safemodules.checkpointing.forgetting import Forgetting, forgetful
+from safemodules.checkpointing.forgetting import CallCounter, Forgetting, forgetful
 from safemodules.memory.budgets import Budget
 from safemodules.memory.choosing import choose
 from safemodules.memory.recording import record_step
@@ -324,7 +326,7 @@ def test_parameters_that_are_taken_away_are_noticed():
         out.backward()
 
 
-def test_a_sharded_model_runs_without_its_budget(model):
+def test_a_sharded_model_keeps_what_is_computed_of_its_parameters(model):
     net, x = model
     original = copy.deepcopy(net)
     sm.convert_model(net, x, memory_budget="85% of activations")
@@ -336,6 +338,35 @@ def test_a_sharded_model_runs_without_its_budget(model):
         found = net(x)
     torch.manual_seed(0)
     assert torch.equal(found, original(x))
+    with counted_replays() as replays:
+        found.sum().backward()
+    names = {str(call.func) for call in replays}
+    assert names and not any(part in n for n in names for part in ("norm", "convol", "addmm"))
+
+
+def test_calls_of_what_shards_a_model_do_not_count():
+    """A plan is made before a model is sharded, and names operators by their place."""
+
+    class Hooked(nn.Sequential):
+        def forward(self, x):
+            with torch.profiler.record_function("unshard"), torch.no_grad():
+                x = super().forward(x)
+            return x + 1
+
+    def counted(forward):
+        counter = CallCounter()
+        with counter:
+            forward(torch.randn(2, 2))
+        return counter.calls
+
+    before = counted(Hooked(nn.Tanh()))
+    file = os.path.join(os.path.dirname(torch.__file__), "distributed", "hooks.py")
+    names = {"torch": torch, "nn": nn}
+    code = compile("def hook(module, args):\n    torch.relu(args[0]).add_(1)\n", file, "exec")
+    exec(code, names)
+    net = Hooked(nn.Tanh())
+    net.register_forward_pre_hook(names["hook"])
+    assert counted(net) == before > 0
 
 
 def test_a_forgotten_result_that_is_overwritten_is_computed_from_its_own_arguments():

@@ -9,32 +9,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from memory_counter import StorageCounter
 from program_strategy import programs
+from replay_counter import counted_replays
 from tensor_strategy import bits
 from test_generated_programs import EXAMPLE, build
 
 import safemodules as sm
 from safemodules.checkpointing.forgetting import forgetful
-from safemodules.checkpointing.replaying import Call
 from safemodules.memory.choosing import choose
 from safemodules.memory.recording import record_step, summed
 from safemodules.memory.simulation import Simulation
 from safemodules.trees import CallArguments, clone_inputs, flatten_tensors
 
 pytestmark = pytest.mark.filterwarnings("error::safemodules.BudgetWarning")
-
-
-@contextlib.contextmanager
-def counted_replays():
-    """Count the calls of operators that are made again."""
-    made, run = [], Call.run
-
-    def counted(call, values):
-        made.append(call)
-        return run(call, values)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Call, "run", counted)
-        yield made
 
 
 class Step:

@@ -7,10 +7,14 @@ costs as much as a small operator does. A forward that does not make the planned
 than was planned, and warns.
 """
 
+import functools
+import os
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -49,14 +53,51 @@ class Forgetting:
         calls: number of calls of torch functions in the forward.
         forgotten: by the place of a call, the operators below it whose results are forgotten:
             their names by their places.
+        keeps_parameters: what is computed of parameters is kept all the same, since something
+            takes parameters away between forward and backward.
     """
 
     calls: int
     forgotten: Mapping[int, Mapping[int, str]]
+    keeps_parameters: bool = False
+
+
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_SHARDING = os.path.join(_TORCH, "distributed") + os.sep
+# Files of torch through which a call of a function comes.
+_BETWEEN = tuple(
+    os.path.join(_TORCH, *name.split("/"))
+    for name in (
+        *("overrides.py", "functional.py", "nn/functional.py"),
+        *("_tensor.py", "_ops.py", "utils/_contextlib.py"),
+        *("autograd/profiler.py", "autograd/grad_mode.py"),
+    )
+)
+
+
+@functools.cache
+def _caller(code: CodeType) -> bool | None:
+    """Whether code belongs to what shards models; ``None`` if somebody else calls through it."""
+    file = code.co_filename
+    return None if file in _BETWEEN else file.startswith(_SHARDING)
+
+
+def _is_sharding(frame: FrameType | None) -> bool:
+    """Whether a call is made by what shards a model, in hooks around its modules."""
+    while frame is not None:
+        found = _caller(frame.f_code)
+        if found is not None:
+            return found
+        frame = frame.f_back
+    return False
 
 
 class CallCounter(TorchFunctionMode):
-    """Counts calls of torch functions; questions about attributes do not count."""
+    """Counts calls of torch functions.
+
+    Questions about attributes do not count, nor what is called to shard a model: a plan is made
+    before that.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +108,7 @@ class CallCounter(TorchFunctionMode):
     ) -> Any:
         """Make a call."""
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") == "__get__":
+        if getattr(func, "__name__", "") == "__get__" or _is_sharding(sys._getframe(1)):
             return func(*args, **kwargs)
         place, self.calls = self.calls, self.calls + 1
         return self._call(place, func, args, kwargs)
@@ -129,8 +170,8 @@ class _Notes(OperatorCounter):  # type: ignore[no-untyped-call]
         return outputs
 
 
-class _NotPlainError(Exception):
-    """An operator was given a tensor that cannot be noted."""
+class _NotNotedError(Exception):
+    """An operator was given a tensor that may not be there when it should run again."""
 
 
 class _Forward(CallCounter):
@@ -148,6 +189,8 @@ class _Forward(CallCounter):
         # By the identity of their memory, as long as it lives.
         self._results: dict[int, tuple[Any, Result]] = {}
         self._notes = _Notes(self)
+        # Memories of parameters that are taken away, held so that no other gets their place.
+        self._parameters: dict[int, Any] = {}
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, Replay().unpack)
 
     def __enter__(self) -> Any:
@@ -177,10 +220,17 @@ class _Forward(CallCounter):
 
     def _call(self, place: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         planned = self._plan.forgotten.get(place)
+        if self._plan.keeps_parameters:
+            map_leaves(self._note_parameter, [args, kwargs])
         if planned is None or self._strayed is not None:
             return func(*args, **kwargs)
         with self._notes.of(planned):
             return func(*args, **kwargs)
+
+    def _note_parameter(self, leaf: Any) -> None:
+        if isinstance(leaf, nn.Parameter) and is_plain_tensor(leaf):
+            memory = leaf.untyped_storage()
+            self._parameters[id(memory)] = memory
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
         """Note a call of an operator in place of its results."""
@@ -193,15 +243,17 @@ class _Forward(CallCounter):
             if not isinstance(leaf, Tensor):
                 return leaf
             if not is_plain_tensor(leaf):
-                raise _NotPlainError
+                raise _NotNotedError
             memory = leaf.untyped_storage()
+            if id(memory) in self._parameters:
+                raise _NotNotedError
             memories.append(memory)
             # Itself: an alias made below autograd does not share its counter of versions.
             return self._view(leaf, memory) or Kept(leaf)
 
         try:
             held = map_leaves(hold, args), map_leaves(hold, kwargs)
-        except _NotPlainError:
+        except _NotNotedError:
             return
         kept: tuple[Any, ...] = rule.kept and tuple(
             output.detach() if position in rule.kept else None

@@ -4,6 +4,7 @@ NOTE [ Innermost Loops ]: where a loop runs modules that have loops of their own
 are checkpointed and the outer one is not: both would compute everything three times.
 """
 
+import dataclasses
 import functools
 import inspect
 import sys
@@ -149,13 +150,14 @@ def checkpointable(call: Callable[..., Any]) -> Callable[..., Any]:
         if plan is None:
             return call(self, *args, **kwargs)
         if any(map(is_sharded, self.modules())):
+            plan = dataclasses.replace(plan, keeps_parameters=True)
             warnings.warn(
                 "the model is sharded, which takes parameters away between forward and backward: "
-                "it runs without its memory budget, and keeps more than was planned.",
+                "what is computed of them is kept, which is more than its memory budget has "
+                "planned. What is not, as activation functions and sums, is still forgotten.",
                 BudgetWarning,
                 stacklevel=2,
             )
-            return call(self, *args, **kwargs)
         return forgetful(plan, call, self, *args, **kwargs)
 
     return checkpointed
