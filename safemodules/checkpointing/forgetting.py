@@ -7,14 +7,11 @@ costs as much as a small operator does. A forward that does not make the planned
 than was planned, and warns.
 """
 
-import functools
-import os
 import sys
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -22,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from safemodules.checkpointing.callers import is_sharding
 from safemodules.checkpointing.plainly import is_plain
 from safemodules.checkpointing.replaying import (
     Call,
@@ -62,36 +60,6 @@ class Forgetting:
     keeps_parameters: bool = False
 
 
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_SHARDING = os.path.join(_TORCH, "distributed") + os.sep
-# Files of torch through which a call of a function comes.
-_BETWEEN = tuple(
-    os.path.join(_TORCH, *name.split("/"))
-    for name in (
-        *("overrides.py", "functional.py", "nn/functional.py"),
-        *("_tensor.py", "_ops.py", "utils/_contextlib.py"),
-        *("autograd/profiler.py", "autograd/grad_mode.py"),
-    )
-)
-
-
-@functools.cache
-def _caller(code: CodeType) -> bool | None:
-    """Whether code belongs to what shards models; ``None`` if somebody else calls through it."""
-    file = code.co_filename
-    return None if file in _BETWEEN else file.startswith(_SHARDING)
-
-
-def _is_sharding(frame: FrameType | None) -> bool:
-    """Whether a call is made by what shards a model, in hooks around its modules."""
-    while frame is not None:
-        found = _caller(frame.f_code)
-        if found is not None:
-            return found
-        frame = frame.f_back
-    return False
-
-
 class CallCounter(TorchFunctionMode):
     """Counts calls of torch functions.
 
@@ -108,7 +76,7 @@ class CallCounter(TorchFunctionMode):
     ) -> Any:
         """Make a call."""
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") == "__get__" or _is_sharding(sys._getframe(1)):
+        if getattr(func, "__name__", "") == "__get__" or is_sharding(sys._getframe(1)):
             return func(*args, **kwargs)
         place, self.calls = self.calls, self.calls + 1
         return self._call(place, func, args, kwargs)
