@@ -97,7 +97,8 @@ def measure(name: str) -> list[Row]:
     """Plan all budgets of one model, on tensors that have no memory."""
     make, shape = MODELS[name]
     torch.manual_seed(0)
-    model = sm.convert_model(make().train())
+    # With loops checkpointed there would be less left to choose.
+    model = sm.convert_model(make().train(), checkpoint=False)
     tape = record_step(model, CallArguments((torch.empty(shape),), {}), fake=True)
     rows = []
     for share in SHARES:

@@ -69,6 +69,12 @@ def run(case: Case) -> Row:
         return Row(case.name, original, converted, peak(model, call))
 
 
+def over(rows: Sequence[Row], limit: float) -> list[str]:
+    """Who needs more than the limit."""
+    found = [f"{row.name} {row.ratio:.3f}" for row in rows if row.ratio > limit]
+    return [f"Over the limit: {', '.join(found) or 'none'}.", ""]
+
+
 def page(rows: Sequence[Row], command: str, limit: float) -> str:
     """The Markdown page."""
     known = version_list()
@@ -86,6 +92,7 @@ def page(rows: Sequence[Row], command: str, limit: float) -> str:
         "models that would need most out of place. Bytes of storages that operators return,",
         "beyond parameters, buffers and inputs.",
         "",
+        *over(rows, limit),
     ]
     lines += table(
         ("model", "original MiB", "converted", "out of place"),
