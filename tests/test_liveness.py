@@ -290,6 +290,47 @@ def test_what_is_not_looked_into_is_unknown_with_its_reason(tmp_path):
     assert "held elsewhere" in verdict.reason
 
 
+# Which module is called is known, or that it is not known.
+CHOSEN = {
+    "counted from one": "for i, m in enumerate(self.mods, start=1):\n    h = m(h)",
+    "counted from elsewhere": "for i, m in enumerate(self.mods, int(x.sum())):\n    h = m(h)",
+    "a part of a sequence": "h = self.seq[0:2](h)",
+    "one of two": "m = self.relu if x.sum() > 0 else self.adds\nh = m(h)",
+    "in a mixed list": "fs = [self.relu, x]\nh = fs[0](h)",
+    "in a mixed dict": "fs = {'m': self.relu, 'x': x}\nh = fs['m'](h)",
+    "stored in a list": "fs = [x]\nfs[0] = self.relu\nh = fs[0](h)",
+    "appended": "fs = []\nfs.append(self.relu)\nh = fs[0](h)",
+    "handed on in a tuple": "h = foreign(((self.relu, x), h))",
+    "handed on in a mixed list": "h = foreign([[self.relu, x], h])",
+}
+
+
+@pytest.mark.parametrize("body", CHOSEN.values(), ids=CHOSEN)
+def test_a_module_that_may_be_called_is_not_called_unreached(tmp_path, body):
+    function = "def foreign(given):\n    return given[0][0](given[1])"
+    model = net_with(tmp_path, function, f"h = self.lin(x)\n{body}\nreturn h * 1")
+    model.mods = nn.ModuleList([nn.ReLU(inplace=True), nn.Tanh()])
+    model.seq = nn.Sequential(nn.ReLU(inplace=True), nn.Tanh(), nn.Tanh())
+    ran = []
+    for module in (m for m in model.modules() if isinstance(m, nn.ReLU)):
+        module.register_forward_hook(lambda module, *_: ran.append(module))
+    model(torch.randn(2, 3))
+    for module in model.modules():
+        module._forward_hooks.clear()
+    survey = survey_model(model)
+    verdicts = verdicts_from_source(survey)
+    (module,) = ran
+    (site,) = (s for s in survey.sites() if getattr(s, "module", None) is module)
+    assert verdicts[site].effect is not Effect.UNREACHED
+
+
+def test_what_is_kept_by_unknown_code_is_perhaps_read(tmp_path):
+    body = "h = self.lin(keep(self.lin(x)))\nkeep(h)\nh = self.relu(h)\nreturn h * 1"
+    model = net_with(tmp_path, "def keep(t):\n    return t", body)
+    [verdict] = effects(model)
+    assert verdict.effect is Effect.UNKNOWN and stale(model, torch.randn(2, 3)) == {}
+
+
 # What code that is not looked into returns may be a list of what it was given.
 LISTS = {
     "added": "gs = fs + fs\ng = gs[0]\ng += 1  # site\nreturn fs[0] * g",

@@ -106,7 +106,8 @@ class Calls(Library):
             holder = callee.holder
             given = [Known(holder), *args]
             return self.call_function(callee.function, given, kwargs, frame, holder)
-        if not isinstance(callee, Known):
+        if not isinstance(callee, Known) or not callable(callee.object):
+            self.unknown_callee = self.unknown_callee or self.line
             return self.unknown_call([callee, *args, *kwargs.values()], frame)
         called = callee.object
         if isinstance(called, nn.Module):

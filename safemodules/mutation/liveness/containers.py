@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from safemodules.mutation.fresh_modules import is_sequential
 from safemodules.mutation.liveness.changing import is_changeable
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.run import Run
@@ -34,8 +35,11 @@ class Containers(Run):
         if entries is None or len(known) < len(bounds):
             return None
         found = entries[slice(*known)]
+        objects = [entry.object for entry in found if isinstance(entry, Known)]
+        if isinstance(value, Known) and is_sequential(value.object):
+            return Known(nn.Sequential(*objects))
         if isinstance(value, Known) and not holds_tensor(value.object):
-            return Known([entry.object for entry in found if isinstance(entry, Known)])
+            return Known(objects)
         return Items(tuple(found))
 
     def entry_of(self, value: Value, key: Value, frame: Frame) -> Value:

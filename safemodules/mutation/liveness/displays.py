@@ -53,19 +53,25 @@ class Displays(Calls):
     def _list(self, node: ast.List, frame: Frame) -> Value:
         made = self._tuple(ast.Tuple(node.elts, node.ctx), frame)
         modules = self.list_of_modules(made.entries if isinstance(made, Items) else None)
-        return self.container(made.storages, frame) if modules is None else modules
+        if modules is not None:
+            return modules
+        self.lose_sight([made], frame)
+        return self.container(made.storages, frame)
 
     def _dict(self, node: ast.Dict, frame: Frame) -> Value:
         held: frozenset[int] = NOTHING
         for key, value in zip(node.keys, node.values, strict=True):
             inner = self.evaluate(value, frame)
+            self.lose_sight([inner], frame)
             held |= inner.storages if key is not None else frame.world.contents(inner.storages)
             if key is not None:
                 self.evaluate(key, frame)
         return self.container(held, frame)
 
     def _set(self, node: ast.Set, frame: Frame) -> Value:
-        return self.container(union([self.evaluate(e, frame) for e in node.elts]), frame)
+        entries = [self.evaluate(e, frame) for e in node.elts]
+        self.lose_sight(entries, frame)
+        return self.container(union(entries), frame)
 
     def _subscript(self, node: ast.Subscript, frame: Frame) -> Value:
         value = self.evaluate(node.value, frame)

@@ -131,12 +131,15 @@ class Library(Containers):
         lists = [self.entries_of(value) for value in given]
         if cls is range:
             return self._range(args)
+        if cls is enumerate and lists and lists[0] is not None:
+            start = given[1].object if len(given) > 1 and isinstance(given[1], Known) else 0
+            counted = len(given) == 1 or isinstance(given[1], Known)
+            numbers = [Known(i) if counted else VALUE for i in range(start, start + len(lists[0]))]
+            return Items(tuple(map(Items, zip(numbers, lists[0], strict=True))))
         if given and all(entries is not None for entries in lists):
             known = [entries or [] for entries in lists]
             if cls is zip:
                 return Items(tuple(Items(tuple(row)) for row in zip(*known, strict=False)))
-            if cls is enumerate:
-                return Items(tuple(Items((Known(i), e)) for i, e in enumerate(known[0])))
             if cls is reversed:
                 return Items(tuple(reversed(known[0])))
             if cls in (tuple, list) and all(isinstance(e, Known) for e in known[0]):
@@ -151,6 +154,7 @@ class Library(Containers):
                     for known, column in zip(entry, lists, strict=True)
                 ]
                 return Items(tuple(Items(tuple(row)) for row in zip(*columns, strict=False)))
+        self.lose_sight(given, frame)
         return self.container(held, frame)
 
     @staticmethod

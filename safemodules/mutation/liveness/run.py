@@ -17,8 +17,10 @@ from safemodules.mutation.liveness.values import (
     UNKNOWN,
     Abstract,
     Closure,
+    Items,
     Known,
     Method,
+    Named,
     Storages,
     Value,
     union,
@@ -44,6 +46,7 @@ class Run:
         unknown: sites that cannot be decided, and why.
         filled: for sites that copy: whether only unread values of a factory are overwritten.
         ran: sites that were run.
+        unknown_callee: a line that calls something of which nothing is known, if any does.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Run:
         self.opaque_functions: dict[FunctionType, str] = {}
         self.opaque_modules: dict[int, str] = {}
         self.numbers = Numbers()
+        self.unknown_callee = ""  # the line that calls something of which nothing is known
         self.none_ness: bool | None = None
         self.root: FunctionType | None = None  # the forward of the model itself
         self.running: list[nn.Module] = []
@@ -242,6 +246,14 @@ class Run:
         """Something unknown is given values: it may read, keep and return all that they hold."""
         for value in given:
             self.read(value, frame)
+        self.lose_sight(given, frame)
+        held = frame.world.held_by(union(given))
+        frame.world.put(frozenset({UNKNOWN}), held - {UNKNOWN})
+        return Abstract(held | {UNKNOWN})
+
+    def lose_sight(self, values: Iterable[Value], frame: Frame) -> None:
+        """Modules and functions are held where it is not known any more which they are."""
+        for value in values:
             if isinstance(value, Closure):
                 self.opaque(value.reached.function, None, "a nested function is handed on")
                 held = union(value.names.values())
@@ -250,9 +262,10 @@ class Run:
                 self.opaque(value.function, value.holder, "it is handed on")
             if isinstance(value, Known):
                 self._opaque_object(value.object)
-        held = frame.world.held_by(union(given))
-        frame.world.put(frozenset({UNKNOWN}), held - {UNKNOWN})
-        return Abstract(held | {UNKNOWN})
+            if isinstance(value, Items):
+                self.lose_sight(value.entries, frame)
+            if isinstance(value, Named):
+                self.lose_sight(value.entries.values(), frame)
 
     def _opaque_object(self, value: Any, depth: int = 0) -> None:
         if isinstance(value, nn.Module):

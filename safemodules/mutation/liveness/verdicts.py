@@ -120,7 +120,8 @@ def _run(
         (frozenset({UNKNOWN}), "code that is not looked into may keep it"),
     )
     for storages, reader in ends:
-        run.note_readers(world.held_by(storages), world, reader, exact=len(storages) == 1)
+        sure = len(storages) == 1 and UNKNOWN not in storages
+        run.note_readers(world.held_by(storages), world, reader, exact=sure)
     return run
 
 
@@ -137,6 +138,9 @@ def _not_neutral(run: Interpreter, reach: Reach, keys: Iterable[Key]) -> dict[Ke
             effect = Effect.LOAD_BEARING if sure else Effect.UNKNOWN
             reason = reader if sure else f"perhaps {reader}"
             found[key] = SiteVerdict(effect, reason, read=True)
+        elif key not in run.ran and run.unknown_callee:
+            reason = f"what {run.unknown_callee} calls is not known, and may be this"
+            found[key] = SiteVerdict(Effect.UNKNOWN, reason)
         elif key not in run.ran:
             found[key] = SiteVerdict(Effect.UNREACHED, "it does not run as the modules are set now")
     return found
