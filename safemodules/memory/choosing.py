@@ -20,9 +20,10 @@ __all__ = ["Chosen", "Lowest", "choose"]
 ROWS = 14_000
 LEARNED = 6
 # And where nothing was learned or there are too many, with less of the budget.
-DEMANDS = 4
+DEMANDS = 8
 NODES = 50
 GAP = 1e-2
+ROUGH = 5e-2
 # How exact a solver is at least.
 EXACT = 1e-6
 # A choice this near to the best, as a share of the step's seconds, is good enough.
@@ -116,7 +117,7 @@ def _programmed(simulation: Simulation, budget: int) -> tuple[Choice | None, flo
     while demanded <= DEMANDS:
         programme = relaxation.programme(budget)
         rows += programme.rows
-        forgotten, least = programme.solve(nodes=NODES, gap=GAP)
+        forgotten, least = programme.solve(nodes=NODES, gap=ROUGH if demanded else GAP)
         if not demanded:
             bound = max(bound, least)
         if forgotten is None:

@@ -3,8 +3,8 @@
 NOTE [ Integer Programme ]: for each operator a variable tells whether its results are forgotten,
 0 or 1, and another how often it is run again. The rows hold for every choice that fits:
 
-- Who is asked for runs again at least once. What is not saved is gone, so its maker is forgotten
-  with its reader, and runs as often.
+- Who is asked for runs again at least once. What is passed to a reader alone is forgotten with what
+  that computes, and runs as often; other results that are not saved are held for it, or forgotten.
 - At each event the bytes are within the budget: a forgotten result is away from its last use in
   the forward until it is asked for, or until an earlier replay needs it; what it is computed from
   is held as long as it may be asked for; and a replay needs what it passes on.
@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from safemodules.memory.programme import Programme
-from safemodules.memory.simulation import SMALL, Simulated, Simulation
+from safemodules.memory.simulation import Simulated, Simulation
 
 __all__ = ["Relaxation"]
 
@@ -205,11 +205,6 @@ class StepProgramme:
         results = self._operators[place].results
         return [result for result in results if self._memories[result].saved]
 
-    def _passes(self, memory: int) -> bool:
-        """Whether something is not there any more when a replay needs it, and not held for it."""
-        large = self._memories[memory].size > SMALL * self._simulation.saved_bytes
-        return large and not self._memories[memory].saved
-
     def _change(self, start: int, stop: int, variable: int, size: int) -> None:
         """A variable brings some bytes from one event until before another."""
         if stop > start:
@@ -224,7 +219,7 @@ class StepProgramme:
         for maker, source in self._simulation.makers[place]:
             if maker not in forgotten or self._memories[source].saved:
                 continue
-            if self._passes(source):
+            if source in self._simulation.passed:
                 at_least([(forgotten[maker], 1), (forgotten[place], -1)], 0)
                 at_least([(replays[maker], 1), (replays[place], -1)], 0)
                 at_least([(needed[maker], 1), (needed[place], -1)], 0)
@@ -301,7 +296,9 @@ class StepProgramme:
         if asked is None:
             return
         makers = self._simulation.makers[place]
-        passed = {s for maker, s in makers if maker in self._forgotten and self._passes(s)}
+        passed = {
+            s for maker, s in makers if maker in self._forgotten and s in self._simulation.passed
+        }
         size = sum(self._memories[source].size for source in passed)
         if size:
             runs, forgotten = self._programme.variable(), self._forgotten

@@ -11,14 +11,16 @@ from itertools import accumulate
 
 from safemodules.memory.tape import Memory, Operator, Tape
 
-__all__ = ["SMALL", "Simulated", "Simulation", "Watch"]
+__all__ = ["Simulated", "Simulation", "Watch"]
 
 Watch = Callable[[int, Mapping[int, set[int]]], None]
 
 # Shares of all saved bytes: results up to this one are kept for a replay that needs them, rather
 # than computed again,
 SMALL = 1e-3
-# and larger ones than this are worth forgetting.
+# and those of which so many times their size is computed;
+MANY = 4
+# larger ones than this are worth forgetting.
 WORTH = 1e-4
 
 
@@ -59,6 +61,7 @@ class Simulation:
         saved_bytes: size of all memories that are saved for backward.
         makers: by operator, the makers of what it reads, with what it reads of each.
         asks: when backward asks for what, and who makes that.
+        passed: memories that are computed again for those who need them, and never held.
         noted: by memory, until when notes of the operator that made it are held.
     """
 
@@ -96,6 +99,28 @@ class Simulation:
             for memory in tape.memories
         ]
 
+        self.passed = self._passed()
+
+    def _passed(self) -> frozenset[int]:
+        """Memories that are not saved, and of which not many times their size is computed.
+
+        To hold them would take as much memory as to keep what is computed of them, or a share of
+        it that is worth little: who forgets the latter forgets these.
+        """
+        memories, computed = self.tape.memories, [0] * len(self.tape.memories)
+        for operator in self.tape.operators:
+            if operator.can_replay:
+                size = sum(memories[result].size for result in operator.results)
+                for source in operator.sources:
+                    computed[source] += size
+        return frozenset(
+            index
+            for index, memory in enumerate(memories)
+            if not memory.saved
+            and memory.size > SMALL * self.saved_bytes
+            and computed[index] < MANY * memory.size
+        )
+
     def _maker(self, memory: int) -> int | None:
         return self.tape.memories[memory].operator
 
@@ -115,19 +140,17 @@ class Simulation:
         )
 
     def completed(self, forgotten: Iterable[int]) -> frozenset[int]:
-        """Some operators, and those that have to be run again before them.
+        """Some operators, and those that pass results to them, see :attr:`passed`.
 
-        What is not saved for backward is gone by then; if it is large, it is not held either.
+        Args:
+            forgotten: their places.
         """
-        operators, memories = self.tape.operators, self.tape.memories
+        operators = self.tape.operators
         found = set(forgotten)
         stack = list(found)
         while stack:
             for maker, source in self.makers[stack.pop()]:
-                memory = memories[source]
-                if maker in found or memory.saved or memory.size <= SMALL * self.saved_bytes:
-                    continue
-                if operators[maker].can_replay:
+                if source in self.passed and maker not in found and operators[maker].can_replay:
                     found.add(maker)
                     stack.append(maker)
         return frozenset(found)
