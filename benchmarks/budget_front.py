@@ -269,6 +269,7 @@ def page(
             *table(("model", "way", "time", "activation peak", "exact"), cells),
             "",
             *(f"- {failure.model}, {failure.way} raises: {failure.error}" for failure in failures),
+            "",
         ]
     )
 

@@ -103,7 +103,7 @@ def front_chart(title: str, points: Sequence[Point]) -> str:
     panels = list(dict.fromkeys(point.panel for point in points))
     highest = max(point.y for point in points) + 0.05
     columns = 3
-    height = 30 + -(-len(panels) // columns) * (PANEL + MARGIN) + 20
+    height = 30 + -(-len(panels) // columns) * (PANEL + MARGIN) + 36
     body = [
         line
         for number, panel in enumerate(panels)
@@ -123,9 +123,10 @@ def front_chart(title: str, points: Sequence[Point]) -> str:
             f"<title>{escape(title)}</title>",
             f'<text x="8" y="18" font-size="13">{escape(title)}</text>',
             *body,
-            f'<text x="8" y="{height - 6}">across: peak of the activations, up: step time, both '
-            "over the plain step's; line and dots: memory budgets, squares: checkpoints chosen "
-            "by hand; lower and further left is better</text>",
+            f'<text x="8" y="{height - 22}">across: peak of the activations, up: step time, both '
+            "over the plain step's; lower and further left is better</text>",
+            f'<text x="8" y="{height - 6}">line and dots: memory budgets; squares: checkpoints '
+            "chosen by hand</text>",
             "</svg>",
             "",
         ]
