@@ -50,7 +50,7 @@ class CheckpointPlan:
         peak_before: bytes at the peak of a step that forgets nothing.
         step_seconds: what the operators of such a step take.
         seconds: what is added to it.
-        bound: no choice adds less than this.
+        bound: no choice adds less than this, see NOTE [ Integer Programme ].
         forgotten: what is forgotten.
         forgetting: the same, as the forward is told.
         live: bytes alive at each event of the step, see NOTE [ Clock ].

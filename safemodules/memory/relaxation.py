@@ -12,8 +12,9 @@ NOTE [ Integer Programme ]: for each operator a variable tells whether its resul
 So the least seconds of the programme are a bound for all choices. What rows do not tell makes a
 solution too good: it is simulated. Who brings back what early is learned from that, one row for
 each step of each such replay, because rows for all of them would be too many; only what is nearest
-to each operator is told from the start. A solution that
-fits, and takes the seconds that the programme knows of, is the best there is.
+to each operator is told from the start. A solution that fits, and takes the seconds that the
+programme knows of, is the best there is, of all choices that hold nothing of what is only passed on
+(see ``Simulation.passed``).
 """
 
 import itertools
