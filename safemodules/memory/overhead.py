@@ -19,7 +19,7 @@ __all__ = ["Overhead", "measured_overhead"]
 
 _COUNT: Final = 32
 _REPEATS: Final = 5
-_CACHE: Final = 1 << 21  # numbers that fill the caches
+_CACHE: Final = 1 << 22  # numbers: more than caches hold, as a batch of activations is
 
 
 @dataclass(frozen=True)
