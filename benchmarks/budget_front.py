@@ -59,14 +59,16 @@ class Model:
     chain: str = ""
 
 
-def _torchvision(name: str, **options: Any) -> nn.Module:
+def torchvision_model(name: str, **options: Any) -> nn.Module:
+    """A model of torchvision, without weights."""
     import torchvision
 
     model: nn.Module = getattr(torchvision.models, name)(**options)
     return model
 
 
-def _unet() -> nn.Module:
+def unet() -> nn.Module:
+    """A U-Net with a ResNet-34 as its encoder."""
     import segmentation_models_pytorch
 
     model: nn.Module = segmentation_models_pytorch.Unet("resnet34", encoder_weights=None)
@@ -74,19 +76,19 @@ def _unet() -> nn.Module:
 
 
 MODELS = {
-    "resnet50": Model(lambda: _torchvision("resnet50"), (4, 3, 128, 128), "Bottleneck"),
+    "resnet50": Model(lambda: torchvision_model("resnet50"), (4, 3, 128, 128), "Bottleneck"),
     "densenet121": Model(
-        lambda: _torchvision("densenet121"), (4, 3, 128, 128), "_DenseLayer", "features"
+        lambda: torchvision_model("densenet121"), (4, 3, 128, 128), "_DenseLayer", "features"
     ),
-    "U-Net (resnet34)": Model(_unet, (2, 3, 128, 128), "BasicBlock|UnetDecoderBlock"),
+    "U-Net (resnet34)": Model(unet, (2, 3, 128, 128), "BasicBlock|UnetDecoderBlock"),
     "vit_b_16": Model(
-        lambda: _torchvision("vit_b_16", image_size=128),
+        lambda: torchvision_model("vit_b_16", image_size=128),
         (4, 3, 128, 128),
         "EncoderBlock",
         "encoder.layers",
     ),
     "swin_t": Model(
-        lambda: _torchvision("swin_t"), (4, 3, 128, 128), "SwinTransformerBlock", "features"
+        lambda: torchvision_model("swin_t"), (4, 3, 128, 128), "SwinTransformerBlock", "features"
     ),
 }
 

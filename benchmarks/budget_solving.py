@@ -15,12 +15,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
 import safemodules as sm
+from benchmarks.budget_front import torchvision_model, unet
 from benchmarks.report import RESULTS, command_line, table, version_list
 from safemodules.memory.plans import plan_step
 from safemodules.memory.recording import record_step
@@ -30,43 +32,24 @@ SHARES = (75, 50, 35)
 NEAR = 0.01
 
 
-def _torchvision(name: str) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        import torchvision
+def _timm(name: str) -> nn.Module:
+    import timm
 
-        return torchvision.models.get_model(name, weights=None)
-
-    return make
-
-
-def _timm(name: str) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        import timm
-
-        model: nn.Module = timm.create_model(name)
-        return model
-
-    return make
-
-
-def _unet() -> nn.Module:
-    import segmentation_models_pytorch
-
-    model: nn.Module = segmentation_models_pytorch.Unet("resnet34", encoder_weights=None)
+    model: nn.Module = timm.create_model(name)
     return model
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "squeezenet1_1": (_torchvision("squeezenet1_1"), (8, 3, 224, 224)),
-    "resnet50": (_torchvision("resnet50"), (8, 3, 224, 224)),
-    "resnet152": (_torchvision("resnet152"), (8, 3, 224, 224)),
-    "densenet121": (_torchvision("densenet121"), (8, 3, 224, 224)),
-    "efficientnet_b0": (_torchvision("efficientnet_b0"), (8, 3, 224, 224)),
-    "U-Net (resnet34)": (_unet, (8, 3, 256, 256)),
-    "vit_b_16": (_torchvision("vit_b_16"), (8, 3, 224, 224)),
-    "vit_l_16": (_torchvision("vit_l_16"), (8, 3, 224, 224)),
-    "swin_t": (_torchvision("swin_t"), (8, 3, 224, 224)),
-    "swin_large (timm)": (_timm("swin_large_patch4_window7_224"), (8, 3, 224, 224)),
+    "squeezenet1_1": (partial(torchvision_model, "squeezenet1_1"), (8, 3, 224, 224)),
+    "resnet50": (partial(torchvision_model, "resnet50"), (8, 3, 224, 224)),
+    "resnet152": (partial(torchvision_model, "resnet152"), (8, 3, 224, 224)),
+    "densenet121": (partial(torchvision_model, "densenet121"), (8, 3, 224, 224)),
+    "efficientnet_b0": (partial(torchvision_model, "efficientnet_b0"), (8, 3, 224, 224)),
+    "U-Net (resnet34)": (unet, (8, 3, 256, 256)),
+    "vit_b_16": (partial(torchvision_model, "vit_b_16"), (8, 3, 224, 224)),
+    "vit_l_16": (partial(torchvision_model, "vit_l_16"), (8, 3, 224, 224)),
+    "swin_t": (partial(torchvision_model, "swin_t"), (8, 3, 224, 224)),
+    "swin_large (timm)": (partial(_timm, "swin_large_patch4_window7_224"), (8, 3, 224, 224)),
 }
 
 

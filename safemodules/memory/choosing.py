@@ -143,8 +143,10 @@ def _lowest(simulation: Simulation) -> Lowest:
     else:
         search.forget()
     best, bound = search.lowest, 0.0
+    if not is_solvable():
+        return Lowest(best, 0)
     relaxation, rows = Relaxation(simulation), 0
-    while is_solvable() and rows < ROWS / 3 and best.simulated.peak > bound * (1 + GAP):
+    while rows < ROWS / 3 and best.simulated.peak > bound * (1 + GAP):
         programme = relaxation.programme(None)
         rows += programme.rows
         forgotten, least = programme.solve(nodes=NODES, gap=GAP)

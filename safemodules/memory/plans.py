@@ -142,7 +142,7 @@ def plan_step(tape: Tape, budget: int | str, *, whole: Tape | None = None) -> Ch
     """
     parsed = Budget.parse(budget)
     simulation = Simulation(tape, gradients=parsed.gradients)
-    before = simulation.run(())
+    plain = before = simulation.run(())
     if whole is not None:
         before = Simulation(whole, gradients=parsed.gradients).run(())
     limit = parsed.of(before.peak)
@@ -165,7 +165,7 @@ def plan_step(tape: Tape, budget: int | str, *, whole: Tape | None = None) -> Ch
         before.peak,
         tape.seconds,
         choice.simulated.seconds + (tape.forgetting_seconds if results else 0.0),
-        chosen.bound + (tape.forgetting_seconds if simulation.run(()).peak > limit else 0.0),
+        chosen.bound + (tape.forgetting_seconds if plain.peak > limit else 0.0),
         results,
         tape.forgetting(choice.forgotten),
         choice.simulated.live,

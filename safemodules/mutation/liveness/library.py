@@ -132,10 +132,13 @@ class Library(Containers):
         if cls is range:
             return self._range(args)
         if cls is enumerate and lists and lists[0] is not None:
-            start = given[1].object if len(given) > 1 and isinstance(given[1], Known) else 0
-            counted = len(given) == 1 or isinstance(given[1], Known)
-            numbers = [Known(i) if counted else VALUE for i in range(start, start + len(lists[0]))]
-            return Items(tuple(map(Items, zip(numbers, lists[0], strict=True))))
+            start = given[1] if len(given) > 1 else Known(0)
+            return Items(
+                tuple(
+                    Items((Known(start.object + i) if isinstance(start, Known) else VALUE, entry))
+                    for i, entry in enumerate(lists[0])
+                )
+            )
         if given and all(entries is not None for entries in lists):
             known = [entries or [] for entries in lists]
             if cls is zip:
