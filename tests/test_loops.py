@@ -18,6 +18,7 @@ from loop_models import (
     Outer,
     Stepping,
 )
+from memory_counter import StorageCounter
 from torch import nn
 
 import safemodules as sm
@@ -84,6 +85,21 @@ def test_less_is_kept_for_backward(cls):
     before = kept_bytes(net, x)
     sm.convert_model(net, x)
     assert kept_bytes(net, x) < 0.6 * before
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("cls", MODELS, ids=lambda cls: cls.__name__)
+def test_a_forward_without_gradients_needs_no_more_memory(cls, context):
+    def peak(net):
+        torch.manual_seed(0)
+        with context(), StorageCounter([x, *net.parameters(), *net.buffers()]) as counter:
+            net(x)
+        return counter.peak
+
+    net, x = cls(), torch.randn(64, WIDTH)
+    expected = peak(net)
+    assert expected > 0
+    assert peak(sm.convert_model(net)) <= expected
 
 
 def test_the_plan_names_loops_and_what_they_cost():

@@ -124,12 +124,15 @@ def mapped(key: int, callee: Any) -> Any:
     return functools.partial(loop, key, callee)
 
 
-def outlined(key: int, callees: tuple[Any, ...], region: Callable[..., Any], /, *args: Any) -> Any:
-    """An expression or statements of a loop, with what they read."""
+def outlining(callees: tuple[Any, ...]) -> bool:
+    """Whether an expression or statements of a loop, that call these, are checkpointed now."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return region(*args)
-    if callees and not any(map(_is_region, callees)):
-        return region(*args)
+        return False
+    return not callees or any(map(_is_region, callees))
+
+
+def outlined(key: int, region: Callable[..., Any], /, *args: Any) -> Any:
+    """An expression or statements of a loop, with what they read."""
     return _run(key, region, args, {})
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from safemodules.errors import SourceError
 from safemodules.mutation.source import FunctionSource, SourceFile, compile_module, walk_codes
 from safemodules.rewriting.edits import Edit, render, unified_diff
+from safemodules.rewriting.outlining import with_plain_forms
 from safemodules.rewriting.templates import OUTLINED, PREFIX
 
 _numbers = itertools.count(1)
@@ -77,7 +78,7 @@ class EditedFile:
         flags = source.function.__code__.co_flags
         key = (index, flags)
         if key not in self.codes:
-            statement = _in_factory(self.edited.definitions[index])
+            statement = _in_factory(with_plain_forms(self.edited.definitions[index]))
             tree = ast.Module([statement], type_ignores=[])
             module = compile_module(tree, self.edited.filename, flags)
             factory = next(c for c in module.co_consts if isinstance(c, CodeType))

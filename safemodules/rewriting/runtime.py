@@ -30,7 +30,7 @@ from safemodules.mutation.operators import (
     method_kind,
     method_twin,
 )
-from safemodules.rewriting.checkpoints import loop, mapped, outlined, rerouted
+from safemodules.rewriting.checkpoints import loop, mapped, outlined, outlining, rerouted
 from safemodules.rewriting.copies import (
     is_alike,
     keeps_history,
@@ -362,6 +362,7 @@ _FIXED: dict[str, Any] = {
     "loop": loop,
     "mapped": mapped,
     "outlined": outlined,
+    "outlining": outlining,
     "rerouted": rerouted,
 }
 
