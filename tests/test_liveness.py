@@ -174,6 +174,57 @@ READ = {
             x = x + a
         return x
         """,
+    "in the third pass": """
+        h = self.lin(x)
+        y, i = x, 0
+        while x.sum() < 3:
+            if i == 2:
+                y = h
+                h += 1  # site
+            i = i + 1
+            x = x + 1
+        return y + h
+        """,
+    "in the third pass, counted by an attribute": """
+        h = self.lin(x)
+        y, self.count = x, 0
+        while x.sum() < 3:
+            if self.count == 2:
+                y = h
+                h += 1  # site
+            self.count = self.count + 1
+            x = x + 1
+        return y + h
+        """,
+    "in the third pass, counted in place": """
+        h = self.lin(x)
+        y, self.count = x, 0
+        while x.sum() < 3:
+            if self.count == 2:
+                y = h
+                h += 1  # site
+            self.count += 1
+            x = x + 1
+        return y + h
+        """,
+    "counted in place": """
+        h = self.lin(x)
+        self.count = 0
+        self.count += 1
+        if self.count == 1:
+            y = h
+            h += 1  # site
+            return y + h
+        return h
+        """,
+    "in the third pass, through functions": """
+        h = self.lin(x)
+        first, second, third = torch.sin, torch.cos, shift
+        for t in x:
+            first(h)  # site
+            first, second, third = second, third, first
+        return h
+        """,
     "after a break": """
         h = self.lin(x)
         for i in range(3):

@@ -81,6 +81,11 @@ CHANGES = {
     ),
     "an attribute that is set in the dict": ("self.number > 0", "self.__dict__['number'] = 1"),
     "an attribute that was none": ("self.nothing is not None", "self.nothing = 1"),
+    "an attribute that was not there": ("hasattr(self, 'kept')", "self.kept = 1"),
+    "an attribute of any name that was not there": (
+        "hasattr(self, 'kept')",
+        "setattr(self, 'ke' + 'pt', 1)",
+    ),
     "an object's attribute": ("self.settings.number > 0", "self.settings.number += 1"),
     "an object that changes itself": ("self.settings.number > 0", "self.settings.step()"),
     "the length of an object": ("len(self.settings)", "self.settings.calls.append(1)"),

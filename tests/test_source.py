@@ -262,3 +262,41 @@ def test_what_cannot_be_rewritten_names_its_obstacle():
     assert {
         n for n, line in enumerate(text, start + 1) if line.partition("# ")[2].isupper()
     } == lines
+
+
+def no_tensor(x, box, *args, n=0, text="", **kwargs):
+    kwargs["cache"] = x
+    kwargs[text] = x
+    box["masks"] = x
+    box[f"x_{n}"] = x
+    text += " and more"
+    box.names += (x,)
+    box.list += [x]
+    box.texts += f"{n}"
+    box[n] = tuple(box[n])
+    args = list(args)
+    args[n] = x
+    return kwargs, args
+
+
+def perhaps_a_tensor(x, box, *args, n=0, text="", **kwargs):
+    n += x
+    box[n] = x
+    box[text] = x
+    box.count += n
+    for kwargs in box:
+        kwargs[n] = x
+    x[..., 0] = 1
+    args = args[0]
+    args[n] = x
+
+
+def test_what_surely_writes_no_tensor_is_no_site():
+    for function, expected in ((no_tensor, False), (perhaps_a_tensor, True)):
+        source = source_of(function)
+        found = {site.lineno for site in find(source.node, Context(function)).sites}
+        text = source.file.data.decode().splitlines()
+        lines = range(source.node.lineno + 1, source.node.end_lineno + 1)
+        written = {n for n in lines if " = " in text[n - 1] or " += " in text[n - 1]}
+        assigned = {n for n in written if "args = " not in text[n - 1]}
+        assert found == (assigned if expected else set())

@@ -29,7 +29,7 @@ from safemodules.mutation.resolution import (
 )
 from safemodules.mutation.scopes import Scope, walk_scopes
 from safemodules.mutation.sites import SiteKind
-from safemodules.mutation.values import is_plain_value
+from safemodules.mutation.values import holds_entries, is_plain_value
 
 # Attributes and methods that hand out the same storage: what is written there is meant to be
 # seen through the tensor they were taken from, which no name of ours could be rebound to.
@@ -111,6 +111,9 @@ class _Finder:
 
     def _assign(self, node: ast.Assign, scope: Scope) -> None:
         for target in node.targets:
+            # no tensor takes a list, a tuple or a dict for its elements
+            if isinstance(target, ast.Subscript) and holds_entries(node.value, scope, self.context):
+                continue
             for item in _item_targets(target):
                 if is_plain_value(item, scope, self.context):
                     continue

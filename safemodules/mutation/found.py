@@ -24,6 +24,7 @@ class Obstacle(enum.Enum):
     ARGUMENTS = "the tensor is not the first plain argument"
     FLAG = "whether it is in place is decided at run time"
     TARGET = "the assignment has a form that is not rewritten (loop or with target)"
+    ELSEWHERE = "it is not known beforehand that the forward runs the function"
 
     def __str__(self) -> str:
         return self.value

@@ -14,7 +14,7 @@ from torch import nn
 
 from safemodules.errors import SourceError
 from safemodules.mutation.finder import find
-from safemodules.mutation.found import Findings, Reference
+from safemodules.mutation.found import Findings, Obstacle, Reference
 from safemodules.mutation.internals import user_class_of
 from safemodules.mutation.resolution import (
     Context,
@@ -92,6 +92,25 @@ class Reach:
     functions: dict[FunctionType, list[Reached]] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
     callers: dict[Run, set[Run]] = field(default_factory=dict)
+    others: dict[FunctionType, Reached | None] = field(default_factory=dict)
+
+    def elsewhere(self, function: FunctionType) -> Reached | None:
+        """A function beside those on the forward path, with sites that have to stay.
+
+        Returns:
+            ``None`` if it has no source.
+        """
+        if function not in self.others:
+            try:
+                source = source_of(function)
+            except SourceError:
+                self.others[function] = None
+                return None
+            context = Context(function, class_name=source.class_name)
+            findings = find(source.node, context)
+            stay = [replace(site, obstacle=Obstacle.ELSEWHERE) for site in findings.sites]
+            self.others[function] = Reached(context, source, replace(findings, sites=stay), "")
+        return self.others[function]
 
     def run_by(self, reached: Reached) -> set[type]:
         """Classes of the model's modules that run a function, themselves or through others."""

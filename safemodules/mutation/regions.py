@@ -3,6 +3,7 @@
 import ast
 import enum
 import functools
+import inspect
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -15,6 +16,12 @@ from safemodules.mutation.resolution import Context
 from safemodules.mutation.scopes import COMPREHENSIONS, FUNCTIONS, Scope, walk_scopes
 
 _CHECKPOINTS: Final = (torch_checkpointing.checkpoint, torch_checkpointing.checkpoint_sequential)
+# What torch's checkpoint takes for itself, and does not hand to the function.
+CHECKPOINT_OPTIONS: Final = frozenset(
+    name
+    for name, parameter in inspect.signature(torch_checkpointing.checkpoint).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+)
 _LOOPS = (ast.For, ast.While)
 
 

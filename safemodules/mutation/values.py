@@ -18,6 +18,7 @@ _CONTAINER_CALLS = frozenset({"list", "dict", "set", "tuple", "sorted", "range",
                               "OrderedDict", "Counter", "deque"})  # fmt: skip
 _NUMBER_METHODS = frozenset({"item", "dim", "numel", "ndimension", "element_size", "stride"})
 _CONTAINER_METHODS = frozenset({"tolist", "copy", "keys", "values", "items"})
+_NO_OPERANDS = (ast.List, ast.Tuple, ast.Dict, ast.Set)  # operators of tensors take none of them
 _CONTAINERS = (ast.List, ast.Tuple, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 
 
@@ -31,13 +32,27 @@ def is_plain_value(node: ast.AST, scope: Scope, context: Context) -> bool:
     """
     if isinstance(node, ast.AugAssign):
         target = kind_of(node.target, scope, context)
-        if target == "container":
+        if target == "container" or isinstance(node.value, _NO_OPERANDS) or _is_text(node.value):
             return True
         return target == "number" and kind_of(node.value, scope, context) is not None
     if isinstance(node, ast.Subscript):
         # a container holds what it is given: assigning an entry overwrites no tensor
+        if _is_text(node.slice):
+            return True
         return kind_of(node.value, scope, context) == "container"
     return False
+
+
+def holds_entries(node: ast.expr, scope: Scope, context: Context) -> bool:
+    """Whether an expression is surely a list, a tuple, a dict or a set."""
+    return kind_of(node, scope, context) == "container"
+
+
+def _is_text(node: ast.expr) -> bool:
+    """Whether an expression is a text, which no tensor takes as a key or an operand."""
+    return isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
 
 
 def kind_of(
@@ -102,6 +117,9 @@ def _name_kind(name: str, scope: Scope, context: Context, seen: frozenset[str]) 
         return None
     kinds: set[Kind | None] = set()
     for value in bindings:
+        if value is None and bindings.count(None) == 1 and _collects(holder.node, name):
+            kinds.add("container")
+            continue
         if not isinstance(value, ast.expr):
             return None
         kinds.add(kind_of(value, holder, context, seen | {name}))
@@ -111,6 +129,14 @@ def _name_kind(name: str, scope: Scope, context: Context, seen: frozenset[str]) 
     if kind == "number" and not _stays_number(name, holder, context, seen | {name}):
         return None
     return kind
+
+
+def _collects(node: ast.AST, name: str) -> bool:
+    """Whether a parameter collects arguments: ``*name`` or ``**name``."""
+    arguments = getattr(node, "args", None)
+    if not isinstance(arguments, ast.arguments):
+        return False
+    return any(p is not None and p.arg == name for p in (arguments.vararg, arguments.kwarg))
 
 
 def _stays_number(name: str, holder: Scope, context: Context, seen: frozenset[str]) -> bool:

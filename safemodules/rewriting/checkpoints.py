@@ -6,7 +6,6 @@ are checkpointed and the outer one is not: both would compute everything three t
 
 import dataclasses
 import functools
-import inspect
 import sys
 import threading
 import warnings
@@ -26,6 +25,7 @@ from safemodules.checkpointing.forgetting import forgetful
 from safemodules.checkpointing.plainly import run_plain
 from safemodules.errors import BudgetWarning
 from safemodules.mutation.internals import is_sharded
+from safemodules.mutation.regions import CHECKPOINT_OPTIONS
 
 __all__ = [
     "CALL_MARK",
@@ -43,11 +43,6 @@ LOOP_MARK: Final = "_safemodules_loops"
 CALL_MARK: Final = "_safemodules_checkpointed"
 # Of a module that forgets results of its forward: which.
 FORGETTING_MARK: Final = "_safemodules_forgetting"
-_OPTIONS: Final = frozenset(
-    name
-    for name, parameter in inspect.signature(torch_checkpointing.checkpoint).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY
-)
 
 
 class Meter(Protocol):
@@ -191,7 +186,7 @@ def _applied(function: Any, preserve_rng_state: bool, /, *args: Any) -> Any:
 
 
 def _rerouted(function: Any = None, /, *args: Any, **kwargs: Any) -> Any:
-    options = {name: kwargs.pop(name) for name in _OPTIONS & kwargs.keys()}
+    options = {name: kwargs.pop(name) for name in CHECKPOINT_OPTIONS & kwargs.keys()}
     function = kwargs.pop("function", function)
     if function is None:  # the decorator form
         return lambda function: functools.wraps(function)(

@@ -40,9 +40,7 @@ def with_plain_forms(statement: ast.stmt) -> ast.stmt:
 
 def _is_outlined(node: ast.AST) -> bool:
     return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == _OUTLINED
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == _OUTLINED
     )
 
 

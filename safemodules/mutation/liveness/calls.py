@@ -16,20 +16,26 @@ from safemodules.mutation.liveness import kinds
 from safemodules.mutation.liveness.changing import CHANGING_METHODS
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.library import Arguments, Library
-from safemodules.mutation.liveness.unsupported import UnsupportedError
+from safemodules.mutation.liveness.unsupported import ImpossibleCallError, UnsupportedError
 from safemodules.mutation.liveness.values import (
+    REST,
     VALUE,
     Abstract,
     Closure,
     Items,
     Known,
+    Made,
     Method,
     Named,
+    Rest,
     Storages,
     Value,
+    has_rest,
+    merged,
     union,
 )
 from safemodules.mutation.operators import INPLACE_MODULES
+from safemodules.mutation.regions import CHECKPOINT_OPTIONS
 from safemodules.mutation.resolution import is_foreign, is_torch_class, next_in_mro
 from safemodules.mutation.sites import SiteKind
 
@@ -43,12 +49,16 @@ class Calls(Library):
         if isinstance(node.func, ast.Attribute):
             if _is_super(node.func.value):
                 return self._super(node, frame)
-            holder = self.evaluate(node.func.value, frame)
+            holder = self.direct(node.func.value, frame)
             arguments = self._arguments(node, frame)
+            if isinstance(holder, Named) and isinstance(node.func.value, ast.Name):
+                return self._method_of_named(node.func.value.id, node.func.attr, arguments, frame)
             if site is not None:
                 return self._site_call(site, holder, arguments, frame)
             if node.func.attr in CHANGING_METHODS:
                 self.note_change(holder)
+            if isinstance(holder, Made):
+                return self.method_of_made(holder, node.func.attr, arguments, frame)
             if not isinstance(holder, Known) or isinstance(holder.object, Tensor):
                 return self.method(holder, node.func.attr, arguments, frame)
             if not isinstance(holder.object, ModuleType | nn.Module | type):
@@ -70,27 +80,64 @@ class Calls(Library):
     def _arguments(self, node: ast.Call, frame: Frame) -> Arguments:
         args: list[Value] = []
         for argument in node.args:
-            if isinstance(argument, ast.Starred):
-                value = self.evaluate(argument.value, frame)
-                entries = self.entries_of(value)
-                if entries is None:
-                    if not value.storages:
-                        entries = [value]  # a shape
-                    else:
-                        raise UnsupportedError("arguments of unknown number")
-                args += entries
-            else:
+            if not isinstance(argument, ast.Starred):
                 args.append(self.evaluate(argument, frame))
+                continue
+            value = self.evaluate(argument.value, frame)
+            entries = self.entries_of(value)
+            if entries is not None:
+                args += entries
+            elif isinstance(value, Items):
+                args += value.entries
+            else:
+                args.append(Rest(self.element_of(value, frame).storages | value.storages))
         kwargs: dict[str, Value] = {}
         for keyword in node.keywords:
-            value = self.evaluate(keyword.value, frame)
             if keyword.arg is not None:
-                kwargs[keyword.arg] = value
-            elif isinstance(value, Named):
-                kwargs.update(value.entries)
-            elif not (isinstance(value, Known) and value.object == {}):
-                raise UnsupportedError("keyword arguments of unknown names")
-        return args, kwargs
+                kwargs[keyword.arg] = self.evaluate(keyword.value, frame)
+                continue
+            for name, value in self._named_by(self.direct(keyword.value, frame), frame).items():
+                both = name == REST and name in kwargs
+                kwargs[name] = merged(kwargs[name], value) if both else value
+        return self._with_rest_last(args, frame), kwargs
+
+    def _named_by(self, value: Value, frame: Frame) -> dict[str, Value]:
+        """What ``**value`` names."""
+        if isinstance(value, Named):
+            return value.entries
+        if isinstance(value, Known) and isinstance(value.object, dict):
+            if all(isinstance(name, str) for name in value.object):
+                return {name: Known(entry) for name, entry in value.object.items()}
+        self.lose_sight([value], frame)
+        return {REST: Rest(self.element_of(value, frame).storages | value.storages)}
+
+    def _with_rest_last(self, args: list[Value], frame: Frame) -> list[Value]:
+        """Arguments behind ones of unknown number are not known one by one either."""
+        first = next((i for i, value in enumerate(args) if isinstance(value, Rest)), None)
+        if first is None or first == len(args) - 1:
+            return args
+        self.lose_sight(args[first:], frame)
+        return [*args[:first], Rest(union(args[first:]))]
+
+    def _method_of_named(self, name: str, method: str, arguments: Arguments, frame: Frame) -> Value:
+        """A method of a dict of named arguments, which a local name stands for."""
+        holder = frame.names[name]
+        assert isinstance(holder, Named)
+        given, _ = arguments
+        key = given[0].object if given and isinstance(given[0], Known) else None
+        if method not in ("get", "pop") or not isinstance(key, str):
+            return self.method(self.shared(name, frame), method, arguments, frame)
+        default = given[1] if len(given) > 1 else Known(None)
+        if key in holder.entries:
+            found = holder.entries[key]
+        elif REST in holder.entries:
+            found = merged(default, Abstract(holder.entries[REST].storages))
+        else:
+            found = default
+        if method == "pop":
+            left = {each: value for each, value in holder.entries.items() if each != key}
+            frame.names[name] = Named(left)
+        return found
 
     def call_value(self, callee: Value, arguments: Arguments, frame: Frame) -> Value:
         """Call a value."""
@@ -103,9 +150,9 @@ class Calls(Library):
                 return self.unknown_call([*args, *kwargs.values()], frame)
             return value
         if isinstance(callee, Method):
-            holder = callee.holder
-            given = [Known(holder), *args]
-            return self.call_function(callee.function, given, kwargs, frame, holder)
+            return self._method(callee.function, callee.holder, arguments, frame)
+        if isinstance(callee, Made):
+            return self.method_of_made(callee, "__call__", arguments, frame)
         if not isinstance(callee, Known) or not callable(callee.object):
             self.unknown_callee = self.unknown_callee or self.line
             return self.unknown_call([callee, *args, *kwargs.values()], frame)
@@ -118,7 +165,8 @@ class Calls(Library):
         if isinstance(called, type):
             return self._construct(called, args, kwargs, frame)
         if called is checkpoint and args:
-            return self.call_value(args[0], (args[1:], {}), frame)
+            handed = {name: kwargs[name] for name in kwargs if name not in CHECKPOINT_OPTIONS}
+            return self.call_value(args[0], (args[1:], handed), frame)
         if isinstance(called, FunctionType) and not is_foreign(called.__code__.co_filename):
             return self.call_function(called, args, kwargs, frame)
         return self.foreign(called, args, kwargs, frame)
@@ -129,6 +177,8 @@ class Calls(Library):
         self, site: FoundSite, holder: Value, arguments: Arguments, frame: Frame
     ) -> Value:
         args, kwargs = arguments
+        if has_rest([*args, *kwargs.values()]):
+            raise UnsupportedError("arguments of unknown number")
         if site.kind is SiteKind.METHOD:
             target = holder
         elif site.kind is SiteKind.OUT:
@@ -178,15 +228,9 @@ class Calls(Library):
         if has_hooks(module) or "forward" in module.__dict__ or not standard:
             self.opaque_module(module, "it has hooks, or a call of its own")
             return self.unknown_call(given, frame)
-        if is_sequential(module) and len(args) == 1 and not kwargs:
-            value = args[0]
-            for child in module.children():
-                value = self.call_module(child, [value], {}, frame)
-            return value
-        if cls in INPLACE_MODULES and args:
-            return self._activation(module, cls.__name__, args[0], frame)
-        if is_torch_class(cls):
-            return self._torch_module(module, cls.__name__, given, frame)
+        base = nn.Sequential if is_sequential(module) else cls
+        if is_torch_class(base) or base in INPLACE_MODULES:
+            return self._forward_of_torch(module, base, (args, kwargs), frame)
         forward = next_in_mro(cls, object, "forward") or getattr(cls, "forward", None)
         if not isinstance(forward, FunctionType):
             self.opaque_module(module, "its forward is no plain function")
@@ -200,6 +244,24 @@ class Calls(Library):
             tensors = held - frame.world.containers(held) - value.storages
             self.write_flag(module, tensors, frame)
         return value
+
+    def _forward_of_torch(
+        self, module: nn.Module, cls: type, arguments: Arguments, frame: Frame
+    ) -> Value:
+        """What a class of torch's own computes, whose forward a module runs."""
+        args, kwargs = arguments
+        given = [*args, *kwargs.values()]
+        if has_rest(given):
+            self.opaque_module(module, "arguments of unknown number")
+            return self.unknown_call(given, frame)
+        if cls is nn.Sequential and len(args) == 1 and not kwargs:
+            value = args[0]
+            for child in module.children():
+                value = self.call_module(child, [value], {}, frame)
+            return value
+        if cls in INPLACE_MODULES and args:
+            return self._activation(module, cls.__name__, args[0], frame)
+        return self._torch_module(module, cls.__name__, given, frame)
 
     def _activation(self, module: nn.Module, name: str, given: Value, frame: Frame) -> Value:
         self.read(given, frame)
@@ -242,6 +304,15 @@ class Calls(Library):
 
     # -- functions ----------------------------------------------------------------------
 
+    def method_of_made(self, holder: Made, name: str, arguments: Arguments, frame: Frame) -> Value:
+        """Call a method of an object that the forward has made."""
+        args, kwargs = arguments
+        method = holder.method(name)
+        if method is not None:
+            return self.call_function(method, [holder, *args], kwargs, frame)
+        self.unknown_callee = self.unknown_callee or self.line
+        return self.unknown_call([holder, *args, *kwargs.values()], frame)
+
     def call_function(
         self,
         function: FunctionType,
@@ -257,6 +328,9 @@ class Calls(Library):
         try:
             with self.limited():
                 value, frame.world = self.run_function(function, args, kwargs, frame.world, holder)
+        except ImpossibleCallError:
+            frame.alive = False  # it raises
+            return VALUE
         except (UnsupportedError, RecursionError) as reason:
             self.opaque(function, holder, str(reason))
             return self.unknown_call([*args, *kwargs.values()], frame)
@@ -278,16 +352,19 @@ class Calls(Library):
         target = next_in_mro(user_class_of(owner), after, node.func.attr)
         if not isinstance(target, FunctionType):
             raise UnsupportedError("super() that finds no plain function")
-        if isinstance(holder, nn.Module) and is_foreign(target.__code__.co_filename):
-            defined_by = next(b for b in user_class_of(owner).__mro__ if target in vars(b).values())
-            name = defined_by.__name__
-            if node.func.attr == "forward" and defined_by in INPLACE_MODULES:
-                return self._activation(holder, name, arguments[0][0], frame)
-            if node.func.attr == "forward" and is_torch_class(defined_by):
-                return self._torch_module(holder, name, arguments[0], frame)
-        return self.call_function(
-            target, [Known(holder), *arguments[0]], arguments[1], frame, holder
-        )
+        return self._method(target, holder, arguments, frame)
+
+    def _method(
+        self, function: FunctionType, holder: Any, arguments: Arguments, frame: Frame
+    ) -> Value:
+        """Call a method of an object that is known."""
+        args, kwargs = arguments
+        if isinstance(holder, nn.Module) and function.__name__ == "forward":
+            mro = user_class_of(type(holder)).__mro__
+            base = next((b for b in mro if vars(b).get("forward") is function), None)
+            if base is not None and (is_torch_class(base) or base in INPLACE_MODULES):
+                return self._forward_of_torch(holder, base, arguments, frame)
+        return self.call_function(function, [Known(holder), *args], kwargs, frame, holder)
 
 
 def _is_super(node: ast.expr) -> bool:

@@ -7,16 +7,15 @@ changes one, and the run is repeated without relying on it.
 """
 
 import ast
-from collections.abc import Iterator, MutableMapping, MutableSequence, MutableSet
+from collections.abc import MutableMapping, MutableSequence, MutableSet
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
-from safemodules.mutation.reach import Reach
+from safemodules.mutation.reach import Reach, Reached
 
 _SETTERS = frozenset({"setattr", "delattr", "__setattr__", "__delattr__"})
-_NAMESPACES = frozenset({"vars", "globals"})  # through which anything may be assigned
 # Methods by which a container that exists already changes.
 CHANGING_METHODS = frozenset(
     """add add_module append appendleft clear discard extend extendleft insert move_to_end pop
@@ -39,7 +38,15 @@ class Changing:
         self.variables: set[str] = set()
         self._attributes: set[str] = set()
         self._everything = False
-        for node in _nodes(reach):
+        self._namespaces: dict[int, dict[str, Any]] = {}  # of Python modules, by identity
+        for reached in reach.all():
+            self.look_at(reached)
+
+    def look_at(self, reached: Reached) -> None:
+        """Note what a function assigns."""
+        if reached.source is None:
+            return
+        for node in ast.walk(reached.source.node):
             if isinstance(node, ast.Global | ast.Nonlocal):
                 self.variables.update(node.names)
             elif isinstance(node, ast.Attribute):
@@ -47,16 +54,32 @@ class Changing:
                 if not isinstance(node.ctx, ast.Load):
                     self._attributes.add(node.attr)
             elif isinstance(node, ast.Call):
-                self._call(node)
+                self._call(node, reached.function.__globals__)
 
-    def _call(self, node: ast.Call) -> None:
+    @property
+    def size(self) -> int:
+        """How much may be another thing: it only grows."""
+        names = len(self.variables) + len(self._attributes) + len(self._namespaces)
+        return len(self.objects) + names + self._everything
+
+    def _call(self, node: ast.Call, namespace: dict[str, Any]) -> None:
         name = getattr(node.func, "id", getattr(node.func, "attr", ""))
         if name in _SETTERS:
             texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
             names = [text for text in texts if isinstance(text, str)]
             self._attributes.update(names)
             self._everything |= not names
-        self._everything |= name in _NAMESPACES
+        self._everything |= name == "vars"
+        if name == "globals":
+            self._namespaces[id(namespace)] = namespace
+
+    def rebinds(self, name: str, namespace: dict[str, Any]) -> bool:
+        """Whether a global name may get another value; functions are taken to stay."""
+        if name in self.variables:
+            return True
+        if id(namespace) not in self._namespaces or name not in namespace:
+            return False
+        return not isinstance(namespace[name], _FIXED) and not callable(namespace[name])
 
     def assigns(self, holder: Any, name: str, value: Any) -> bool:
         """Whether an attribute of an object, now of some value, may get another one."""
@@ -84,9 +107,3 @@ def outer_names(node: ast.AST) -> frozenset[str]:
     """Names that a function, or one inside it, assigns outside of itself."""
     found = (n.names for n in ast.walk(node) if isinstance(n, ast.Global | ast.Nonlocal))
     return frozenset(name for names in found for name in names)
-
-
-def _nodes(reach: Reach) -> Iterator[ast.AST]:
-    for reached in reach.all():
-        if reached.source is not None:
-            yield from ast.walk(reached.source.node)

@@ -15,8 +15,10 @@ from safemodules.mutation.liveness.values import (
     Abstract,
     Items,
     Known,
+    Made,
     Named,
     Value,
+    has_rest,
     holds_tensor,
 )
 
@@ -32,6 +34,10 @@ class Containers(Run):
             for part in (node.lower, node.upper, node.step)
         ]
         known = [bound.object for bound in bounds if isinstance(bound, Known)]
+        if isinstance(value, Items) and entries is None:
+            begin = known[0] if known[1:] == [None, None] else None
+            if isinstance(begin, int) and 0 <= begin < len(value.entries):
+                return Items(value.entries[begin:])
         if entries is None or len(known) < len(bounds):
             return None
         found = entries[slice(*known)]
@@ -44,10 +50,15 @@ class Containers(Run):
 
     def entry_of(self, value: Value, key: Value, frame: Frame) -> Value:
         """``value[key]``."""
+        if isinstance(value, Made) and value.method("__getitem__"):
+            return self.unknown_call([value, key], frame)
         index = key.object if isinstance(key, Known) else None
         entries = self.entries_of(value)
         if entries is not None and isinstance(index, int) and -len(entries) <= index < len(entries):
             return entries[index]
+        if isinstance(value, Items) and isinstance(index, int):
+            if 0 <= index < len(value.entries) - 1:  # before the rest
+                return value.entries[index]
         if isinstance(value, Named) and index in value.entries:
             return value.entries[index]
         if isinstance(value, Known):
@@ -58,8 +69,9 @@ class Containers(Run):
             if isinstance(value.object, nn.Module):
                 raise UnsupportedError("a module is chosen at run time")
             return Abstract(value.storages)
-        if isinstance(value, Items):
-            return Abstract(value.storages)
+        if isinstance(value, Items | Named):
+            self.lose_sight([value], frame)
+            return Abstract(frame.world.contents(value.storages))
         storages = value.storages
         tensors = storages - frame.world.containers(storages)
         if tensors and not isinstance(key, Known) and key.storages:
@@ -87,12 +99,15 @@ class Containers(Run):
 
     def element_of(self, value: Value, frame: Frame) -> Value:
         """One of what iteration gives."""
+        if isinstance(value, Made) and (value.method("__iter__") or value.method("__getitem__")):
+            return self.unknown_call([value], frame)
+        self.lose_sight([value] if isinstance(value, Items) else [], frame)
         return Abstract(frame.world.contents(value.storages))
 
     def entries_of(self, value: Value) -> list[Value] | None:
         """What iteration gives, where that is known one by one."""
         if isinstance(value, Items):
-            return list(value.entries)
+            return None if has_rest(value.entries) else list(value.entries)
         if isinstance(value, Known):
             known = value.object
             if isinstance(known, nn.ModuleDict):
@@ -104,6 +119,26 @@ class Containers(Run):
             if isinstance(known, dict):
                 return [Known(key) for key in known]
         return None
+
+    def shared(self, name: str, frame: Frame) -> Value:
+        """A dict of named arguments, which somebody else may hold or change from now on."""
+        value = frame.names[name]
+        if isinstance(value, Named):
+            self.lose_sight(value.entries.values(), frame)
+            frame.names[name] = self.container(value.storages, frame)
+        return frame.names[name]
+
+    def direct(self, node: ast.expr, frame: Frame) -> Value:
+        """The value of an expression that is looked into and handed to nobody."""
+        if isinstance(node, ast.Name) and isinstance(frame.names.get(node.id), Named):
+            return frame.names[node.id]
+        return self.evaluate(node, frame)
+
+    def share_with(self, node: ast.AST, frame: Frame) -> None:
+        """Share the named arguments that a nested function mentions."""
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name) and inner.id in frame.names:
+                self.shared(inner.id, frame)
 
     def note_change(self, value: Value) -> None:
         """A container that exists already is changed, see NOTE [ What a branch can rely on ]."""

@@ -19,7 +19,10 @@ from safemodules.mutation.liveness.values import (
     Abstract,
     Items,
     Known,
+    Made,
+    Named,
     Value,
+    is_text,
     union,
 )
 from safemodules.mutation.resolution import mangled
@@ -44,6 +47,7 @@ class Displays(Calls):
     def _rest(
         self, node: ast.Tuple | ast.List, entries: list[Value], value: Value, frame: Frame
     ) -> frozenset[int]:
+        self.lose_sight([*entries, value], frame)
         found = union(entries) | frame.world.contents(value.storages) | value.storages
         for element in node.elts[len(entries) + 1 :]:
             inner = element.value if isinstance(element, ast.Starred) else element
@@ -61,7 +65,7 @@ class Displays(Calls):
     def _dict(self, node: ast.Dict, frame: Frame) -> Value:
         held: frozenset[int] = NOTHING
         for key, value in zip(node.keys, node.values, strict=True):
-            inner = self.evaluate(value, frame)
+            inner = self.evaluate(value, frame) if key is not None else self.direct(value, frame)
             self.lose_sight([inner], frame)
             held |= inner.storages if key is not None else frame.world.contents(inner.storages)
             if key is not None:
@@ -74,7 +78,7 @@ class Displays(Calls):
         return self.container(union(entries), frame)
 
     def _subscript(self, node: ast.Subscript, frame: Frame) -> Value:
-        value = self.evaluate(node.value, frame)
+        value = self.direct(node.value, frame)
         if isinstance(node.slice, ast.Slice):
             part = self._part_of(value, node.slice, frame)
             if part is not None:
@@ -108,6 +112,8 @@ class Displays(Calls):
             known = self.entries_of(iterated)
             rounds = known
             if rounds is None:
+                if any(isinstance(inner, ast.NamedExpr) for inner in ast.walk(node)):
+                    raise UnsupportedError("a comprehension that counts")
                 self.rounds += 1
                 rounds = [self.element_of(iterated, frame)] * 2
                 entries = None
@@ -160,23 +166,40 @@ class Displays(Calls):
 
     def _unpack(self, targets: Sequence[ast.expr], value: Value, frame: Frame) -> None:
         entries = self.entries_of(value)
+        if entries is None and isinstance(value, Items):
+            self.lose_sight([value], frame)
         starred = any(isinstance(target, ast.Starred) for target in targets)
         if entries is not None and len(entries) == len(targets) and not starred:
             for target, entry in zip(targets, entries, strict=True):
                 self.store(target, entry, frame)
             return
-        element = Abstract(frame.world.contents(value.storages))
+        element = self.element_of(value, frame)
         for target in targets:
             self.store(target, element, frame)
 
     def _store_item(self, target: ast.Subscript, value: Value, frame: Frame) -> None:
         site = self.site_at(target, frame)
-        holder = self.evaluate(target.value, frame)
+        holder = self.direct(target.value, frame)
+        if isinstance(holder, Named):
+            assert isinstance(target.value, ast.Name)
+            key = self.evaluate(target.slice, frame)
+            if is_text(key):
+                entries = {**holder.entries, key.object: value}
+                frame.names[target.value.id] = Named(entries)
+                return
+            holder = self.shared(target.value.id, frame)
         self.note_change(holder)
-        self.read(self.evaluate(target.slice, frame), frame)
+        key = self.evaluate(target.slice, frame)
+        self.read(key, frame)
+        if isinstance(holder, Made) and holder.method("__setitem__"):
+            self.unknown_call([holder, key, value], frame)
+            return
         storages = holder.storages
         containers = frame.world.containers(storages)
         tensors = storages - containers
+        if is_text(key):  # no tensor takes it; a dict from elsewhere is read elsewhere
+            frame.world.put(containers | ({UNKNOWN} if tensors else NOTHING), value.storages)
+            return
         if containers or not tensors:
             frame.world.put(containers or frozenset({UNKNOWN}), value.storages)
         if not tensors:
@@ -190,6 +213,7 @@ class Displays(Calls):
 
     def augmented(self, node: ast.AugAssign, frame: Frame) -> None:
         """``target op= value``."""
+        self.share_with(node.target, frame)
         old = self.evaluate(node.target, frame)  # Python loads the target first
         self.note_change(old)
         if isinstance(node.target, ast.Subscript) and not has_effects(node.target):
@@ -217,7 +241,5 @@ class Displays(Calls):
 
     def store_plainly(self, target: ast.expr, value: Value, frame: Frame) -> None:
         """Bind the target of an augmented assignment that overwrites no tensor."""
-        if isinstance(target, ast.Name):
-            self.store(target, value, frame)
-        elif value.storages:
+        if isinstance(target, ast.Name | ast.Attribute) or value.storages:
             self.store(target, value, frame)

@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import inspect
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -23,9 +24,11 @@ from safemodules.mutation.liveness.values import (
     Closure,
     Items,
     Known,
+    Made,
     Method,
     Named,
     Value,
+    is_plain,
     merged,
     union,
 )
@@ -82,7 +85,7 @@ class Expressions(Displays):
                     return stops
                 unknown = unknown or found is None
             return None if unknown else not stops
-        value = self.evaluate(node, frame)
+        value = self.direct(node, frame)
         self.read(value, frame)
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot):
             if len(node.ops) == 1 and self.none_ness is not None:
@@ -101,10 +104,10 @@ class Expressions(Displays):
 
     def _name(self, node: ast.Name, frame: Frame) -> Value:
         if node.id in frame.names:
-            return frame.names[node.id]
-        if node.id in self.changing.variables:
-            return Abstract(frozenset({UNKNOWN}))
+            return self.shared(node.id, frame)
         function = frame.reached.function
+        if self.changing.rebinds(node.id, function.__globals__):
+            return Abstract(frozenset({UNKNOWN}))
         if node.id in function.__code__.co_freevars:
             index = function.__code__.co_freevars.index(node.id)
             try:
@@ -124,6 +127,8 @@ class Expressions(Displays):
         name = mangled(attr, frame.reached.context.class_name)
         if isinstance(holder, Known):
             return self._attribute_of_object(holder.object, name, frame)
+        if isinstance(holder, Made):
+            return self._attribute_of_made(holder, name, frame)
         if isinstance(holder, Items | Named | Closure | Method):
             return Abstract(holder.storages | {UNKNOWN})
         if name in SILENT:
@@ -131,6 +136,15 @@ class Expressions(Displays):
         if name in STRIDED_VIEWS:
             frame.world.strided |= holder.storages
         return Abstract(frame.world.contents(holder.storages) | holder.storages)
+
+    def _attribute_of_made(self, holder: Made, name: str, frame: Frame) -> Value:
+        found = inspect.getattr_static(holder.cls, name, None)
+        if isinstance(found, property) and isinstance(found.fget, FunctionType):
+            return self.call_function(found.fget, [holder], {}, frame)
+        plain = not isinstance(found, FunctionType | staticmethod | classmethod | property)
+        if plain and not holder.method("__getattr__") and not holder.method("__getattribute__"):
+            return Abstract(frame.world.contents(holder.storages) | holder.storages)
+        return self.unknown_call([holder], frame)
 
     def _attribute_of_object(self, holder: Any, name: str, frame: Frame) -> Value:
         if isinstance(holder, Tensor):
@@ -141,6 +155,10 @@ class Expressions(Displays):
                 return assigned
             if name in ("training", "inplace"):
                 return VALUE
+        if isinstance(holder, FunctionType) and name in ("__module__", "__name__", "__qualname__"):
+            return Known(getattr(holder, name))
+        if type(holder).__module__ == "torch._ops":  # made when they are asked for
+            return Known(getattr(holder, name, None))
         found = static_attribute(holder, name)
         if self.changing.assigns(holder, name, found):
             return Abstract(frozenset({STATE}))
@@ -174,6 +192,8 @@ class Expressions(Displays):
 
     def operator(self, operands: Sequence[Value], frame: Frame) -> Value:
         """The result of an operator: new memory; or a list, which holds what its parts held."""
+        if any(isinstance(operand, Made) for operand in operands):
+            return self.unknown_call(operands, frame)
         if any(self.is_container(operand, frame) for operand in operands):
             held = frame.world.contents(union(operands))
             held |= union(operand for operand in operands if isinstance(operand, Items))
@@ -194,7 +214,7 @@ class Expressions(Displays):
         return self.operator([operand], frame) if known is None else known
 
     def _compare(self, node: ast.Compare, frame: Frame) -> Value:
-        operands = [self.evaluate(o, frame) for o in (node.left, *node.comparators)]
+        operands = [self.direct(o, frame) for o in (node.left, *node.comparators)]
         self.none_ness = None
         if isinstance(node.ops[0], ast.Is | ast.IsNot):
             first, second = operands[0], operands[1]
@@ -213,10 +233,11 @@ class Expressions(Displays):
     def _membership(self, op: ast.cmpop, operands: Sequence[Value], frame: Frame) -> Value:
         """``value in container``: known of plain values that exist already."""
         value, held = operands[0], operands[-1]
-        if len(operands) == 2 and isinstance(value, Known) and isinstance(held, Known):
-            if isinstance(value.object, PLAIN) and _is_plain(held.object):
+        if len(operands) == 2 and is_plain(value):
+            container = _as_object(held)
+            if container is not None and _is_plain(container):
                 try:
-                    return Known((value.object in held.object) == isinstance(op, ast.In))
+                    return Known((value.object in container) == isinstance(op, ast.In))
                 except TypeError:  # it raises when the forward runs, too
                     return VALUE
         if not (isinstance(value, Known) and isinstance(value.object, str)):
@@ -255,12 +276,20 @@ class Expressions(Displays):
         return value
 
     def _text(self, node: ast.JoinedStr, frame: Frame) -> Value:
+        texts: list[str] = []
         for part in node.values:
-            if isinstance(part, ast.FormattedValue):
-                self.read(self.evaluate(part.value, frame), frame)
-        return VALUE
+            inner = part.value if isinstance(part, ast.FormattedValue) else part
+            value = self.evaluate(inner, frame)
+            self.read(value, frame)
+            bare = not isinstance(part, ast.FormattedValue) or (
+                part.conversion == -1 and part.format_spec is None
+            )
+            if bare and is_plain(value):
+                texts.append(f"{value.object}")
+        return Known("".join(texts)) if len(texts) == len(node.values) else VALUE
 
     def _lambda(self, node: ast.Lambda, frame: Frame) -> Value:
+        self.share_with(node, frame)
         return Closure(node, frame)
 
     def _starred(self, node: ast.Starred, frame: Frame) -> Value:
@@ -297,10 +326,17 @@ def _is_plain(container: Any) -> bool:
     return type(container) in _PLAIN_CONTAINERS and all(isinstance(e, PLAIN) for e in container)
 
 
+def _as_object(value: Value) -> Any:
+    """A container that is known, or a display of entries that are; else `None`."""
+    if isinstance(value, Items) and all(map(is_plain, value.entries)):
+        return tuple(entry.object for entry in value.entries if isinstance(entry, Known))
+    return value.object if isinstance(value, Known) else None
+
+
 def _is_none(value: Value) -> bool | None:
     if isinstance(value, Known):
         return value.object is None
-    if isinstance(value, Items | Named | Closure | Method):
+    if isinstance(value, Items | Named | Closure | Made | Method):
         return False
     return None
 

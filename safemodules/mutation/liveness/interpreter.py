@@ -17,18 +17,30 @@ from typing import Any
 from safemodules.mutation.liveness.changing import outer_names
 from safemodules.mutation.liveness.expressions import Expressions
 from safemodules.mutation.liveness.frame import Frame
-from safemodules.mutation.liveness.unsupported import UnsupportedError
+from safemodules.mutation.liveness.unsupported import ImpossibleCallError, UnsupportedError
 from safemodules.mutation.liveness.values import (
+    REST,
     UNKNOWN,
     VALUE,
     Abstract,
     Closure,
     Items,
     Known,
+    Made,
     Named,
     Value,
+    has_rest,
+    merged,
+    union,
 )
-from safemodules.mutation.liveness.world import State, World, join, join_all, shape_of
+from safemodules.mutation.liveness.world import (
+    State,
+    World,
+    forget_counts,
+    join,
+    join_all,
+    shape_of,
+)
 
 _INERT = (ast.Pass, ast.Import, ast.ImportFrom, ast.Global)
 _ABSTRACT_ROUNDS = 40  # names that a loop may pass along, one to the next
@@ -101,29 +113,26 @@ class Interpreter(Expressions):
         """Parameters bound to arguments."""
         arguments: ast.arguments = node.args
         positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
-        names: dict[str, Value] = {}
-        rest = list(args)
-        # what a user passes to the model itself: any number of arguments, under any names
-        anything = None if function is None or function is not self.root else args[-1]
-        for name in positional:
-            if rest:
-                names[name] = rest.pop(0)
-        if rest:
-            if arguments.vararg is None:
-                raise UnsupportedError("too many arguments")
+        given, named = list(args), dict(kwargs)
+        rest = [given.pop()] if has_rest(given) else []
+        others = [named.pop(REST)] if REST in named else []
+        names = dict(zip(positional, given, strict=False))
         if arguments.vararg is not None:
-            names[arguments.vararg.arg] = anything or Items(tuple(rest))
-        left = dict(kwargs)
-        known = {*positional, *(a.arg for a in arguments.kwonlyargs)}
-        for name in list(left):
-            if name in known:
-                names[name] = left.pop(name)
+            names[arguments.vararg.arg] = Items((*given[len(positional) :], *rest))
+        elif len(given) > len(positional):
+            raise ImpossibleCallError("too many arguments")
+        parameters = [*positional, *(a.arg for a in arguments.kwonlyargs)]
+        for name in parameters:
+            if name in named:
+                names[name] = named.pop(name)
         if arguments.kwarg is not None:
-            names[arguments.kwarg.arg] = anything or Named(left)
-        elif left:
-            raise UnsupportedError("unexpected keyword arguments")
-        for name in known - names.keys():
-            names[name] = _default(node, function, name)
+            names[arguments.kwarg.arg] = Named({**named, **({REST: others[0]} if others else {})})
+        elif named:
+            raise ImpossibleCallError("unexpected keyword arguments")
+        for name in parameters:
+            if name not in names:
+                perhaps = [*(rest if name in positional else []), *others]
+                names[name] = _unless_given(perhaps, _default(node, function, name))
         return names
 
     # -- statements ---------------------------------------------------------------------
@@ -239,7 +248,11 @@ class Interpreter(Expressions):
         self.rounds += 1
         ends = [(dict(frame.names), frame.world.copy())]
         first, shape = self.numbers.next, None
-        for _ in range(len(names) + 2):
+        entered = dict(frame.names), dict(frame.world.attributes)
+        passes = 0
+        # what a pass leaves in a name, another one may hand on to the next
+        while passes < len(names) + _changed(frame.world.attributes, entered[1]) + 2:
+            passes += 1
             for target, value in targets:
                 self.store(target, value, frame)
             self._iteration(node.body, frame)
@@ -251,6 +264,8 @@ class Interpreter(Expressions):
             before, shape = shape, shape_of(frame.names, frame.world, first)
             if shape == before:  # another pass would only do the same again
                 break
+            forget_counts(frame.names, entered[0])
+            forget_counts(frame.world.attributes, entered[1])
         self.rounds -= 1
         self._resume(ends, frame)
         self.after_loop(node, outer, frame)
@@ -271,12 +286,18 @@ class Interpreter(Expressions):
         frame.alive = False
 
     def _with(self, node: ast.With, frame: Frame) -> None:
+        left: list[Value] = []
         for item in node.items:
             value = self.evaluate(item.context_expr, frame)
+            entered: Value = Abstract(value.storages | frozenset({UNKNOWN}))
+            if isinstance(value, Made):
+                entered = self.method_of_made(value, "__enter__", ([], {}), frame)
+                left.append(value)
             if item.optional_vars is not None:
-                entered = value.storages | frozenset({UNKNOWN})
-                self.store(item.optional_vars, Abstract(entered), frame)
+                self.store(item.optional_vars, entered, frame)
         self.block(node.body, frame)
+        for value in reversed(left):
+            self.unknown_call([value], frame)  # `__exit__`
 
     def _try(self, node: Any, frame: Frame) -> None:
         before = dict(frame.names), frame.world.copy()
@@ -304,10 +325,18 @@ class Interpreter(Expressions):
     def _define(self, node: ast.FunctionDef, frame: Frame) -> None:
         if node.decorator_list or any(isinstance(n, ast.Nonlocal) for n in ast.walk(node)):
             raise UnsupportedError("a decorated nested function, or one that assigns outer names")
+        self.share_with(node, frame)
         frame.names[node.name] = Closure(node, frame)
 
 
-def _default(node: Any, function: FunctionType | None, name: str) -> Value:
+def _unless_given(perhaps: Sequence[Value], default: Value | None) -> Value:
+    """A parameter that further arguments may name, or fill by their number."""
+    if default is None:
+        return Abstract(union(perhaps) if perhaps else frozenset({UNKNOWN}))
+    return merged(default, Abstract(union(perhaps))) if perhaps else default
+
+
+def _default(node: Any, function: FunctionType | None, name: str) -> Value | None:
     arguments: ast.arguments = node.args
     if function is not None:
         keyword = function.__kwdefaults__ or {}
@@ -320,7 +349,11 @@ def _default(node: Any, function: FunctionType | None, name: str) -> Value:
         )
         if index >= 0:
             return Known(defaults[index])
-    return Abstract(frozenset({UNKNOWN}))
+    return None
+
+
+def _changed(now: dict[Any, Value], before: dict[Any, Value]) -> int:
+    return sum(before.get(key) is not value for key, value in now.items())
 
 
 def _stores(node: ast.Name) -> bool:

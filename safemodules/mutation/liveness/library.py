@@ -1,10 +1,11 @@
 """Functions of torch, of Python and of other libraries, in an abstract run."""
 
 import builtins
+import functools
 import sys
 from collections.abc import Sequence
 from types import FunctionType
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from safemodules.mutation.liveness.containers import Containers
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.values import (
     NOTHING,
+    PLAIN,
     STATE,
     UNKNOWN,
     VALUE,
@@ -21,14 +23,19 @@ from safemodules.mutation.liveness.values import (
     Closure,
     Items,
     Known,
+    Made,
     Method,
     Named,
     Value,
+    has_rest,
+    is_plain,
     union,
 )
-from safemodules.mutation.resolution import is_foreign
+from safemodules.mutation.resolution import is_foreign, static_attribute
 
 Arguments = tuple[list[Value], dict[str, Value]]
+# Of what type these are, and which attributes they have, does not change.
+_SETTLED = (nn.Module, FunctionType, type, *PLAIN)
 _ANSWERS: dict[Any, bool] = {
     torch.jit.is_scripting: False,  # type: ignore[attr-defined]  # they are public
     torch.jit.is_tracing: False,  # type: ignore[attr-defined]
@@ -44,6 +51,12 @@ class Library(Containers):
     ) -> Value:
         """A function of torch, of Python or of another library."""
         given = [*args, *kwargs.values()]
+        if has_rest(given):
+            return self.unknown_call([Known(called), *given], frame)
+        if called is torch.compile and args:
+            return args[0]
+        if called is functools.wraps:
+            return Known(torch.compile)  # a decorator, after which the same is computed
         name = getattr(called, "__name__", "")
         module = getattr(called, "__module__", None)
         try:
@@ -52,6 +65,9 @@ class Library(Containers):
             answer = None
         if answer is not None:
             return Known(answer)
+        plain = name in ("isinstance", "hasattr", "callable", "getattr", "setattr", "id")
+        if any(isinstance(value, Made) for value in given) and not plain:
+            return self.unknown_call(given, frame)
         if module == "builtins" and not isinstance(called, type):
             return self._builtin(name, args, frame)
         if name == "annotate" and module == "torch.jit":
@@ -67,8 +83,13 @@ class Library(Containers):
 
     def _builtin(self, name: str, args: Sequence[Value], frame: Frame) -> Value:
         if name in ("isinstance", "hasattr", "callable") and isinstance(args[0], Known):
-            if isinstance(args[0].object, nn.Module) and isinstance(args[-1], Known):
-                return Known(getattr(builtins, name)(*(a.object for a in args if _is_known(a))))
+            objects = [_settled(value) for value in args]
+            known = all(entry is not None for entry in objects[1:])
+            if name == "hasattr" and known:
+                holder, attr = objects
+                known = not self.changing.assigns(holder, attr, static_attribute(holder, attr))
+            if known and isinstance(objects[0], _SETTLED):
+                return Known(getattr(builtins, name)(*objects))
             return VALUE
         if name == "getattr" and isinstance(args[1], Known):
             return self.attribute_of(args[0], str(args[1].object), frame)
@@ -102,6 +123,10 @@ class Library(Containers):
     ) -> Value:
         """Make an object: a container of what it is given."""
         given = [*args, *kwargs.values()]
+        if has_rest(given):
+            return self.unknown_call(given, frame)
+        if cls.__module__ == "builtins" and any(isinstance(value, Made) for value in given):
+            return self.unknown_call(given, frame)
         if cls in (list, tuple, set, frozenset, dict, enumerate, zip, reversed, range):
             return self._container(cls, args, kwargs, frame)
         if cls.__name__ in kinds.BUILTINS_OF_VALUES and cls.__module__ == "builtins":
@@ -110,19 +135,22 @@ class Library(Containers):
             return VALUE
         if issubclass(cls, Tensor):
             return self.torch_call("to", args, kwargs, frame)  # perhaps a view
-        plain = (
-            is_foreign(_file_of(cls))
-            or issubclass(cls, tuple)
-            or hasattr(cls, "__dataclass_fields__")
-        )
-        if not plain or _holds_module(given):
-            init = getattr(cls, "__init__", None)
-            if isinstance(init, FunctionType) and not _holds_module(given):
-                made = self.container(union(given), frame)
-                self.call_function(init, [made, *args], kwargs, frame)
-                return made
+        if _holds_module(given):
             return self.unknown_call(given, frame)
-        return self.container(union(given), frame)
+        if is_foreign(_file_of(cls)) or issubclass(cls, tuple):
+            return self.container(union(given), frame)
+        if hasattr(cls, "__dataclass_fields__"):  # its `__init__` has no text of its own
+            made = Made(cls, self.container(union(given), frame).storages)
+            after = made.method("__post_init__")
+            if after is not None:
+                self.call_function(after, [made], {}, frame)
+            return made
+        init = getattr(cls, "__init__", None)
+        if not isinstance(init, FunctionType):
+            return self.unknown_call(given, frame)
+        made = Made(cls, self.container(NOTHING, frame).storages)
+        self.call_function(init, [made, *args], kwargs, frame)
+        return made
 
     def _container(
         self, cls: type, args: Sequence[Value], kwargs: dict[str, Value], frame: Frame
@@ -170,6 +198,8 @@ class Library(Containers):
     ) -> Value | None:
         """A method of a number, a string or a container that exists already."""
         known, given = holder.object, [*arguments[0], *arguments[1].values()]
+        if isinstance(known, str) and all(map(is_plain, given)):
+            return _of_text(known, name, arguments)
         if isinstance(known, dict) and name in ("items", "keys", "values"):
             return Known(list(getattr(known, name)()))
         if isinstance(known, dict) and name == "get" and given and isinstance(given[0], Known):
@@ -185,6 +215,8 @@ class Library(Containers):
         """A method of a tensor, or of a container."""
         args, kwargs = arguments
         given = [*args, *kwargs.values()]
+        if has_rest(given):
+            return self.unknown_call([holder, *given], frame)
         containers = frame.world.containers(holder.storages)
         if name in kinds.CONTAINER_WRITERS:
             held = holder.storages or frozenset({UNKNOWN})
@@ -195,9 +227,6 @@ class Library(Containers):
             if name == "setdefault":
                 return Abstract(inner | frame.world.contents(holder.storages))
             return Abstract(frozenset({UNKNOWN})) if UNKNOWN in held else VALUE
-        if isinstance(holder, Named) and name in ("get", "pop") and given:
-            key = given[0].object if isinstance(given[0], Known) else None
-            return holder.entries.get(str(key), given[1] if len(given) > 1 else Known(None))
         if name in kinds.CONTAINER_READERS:  # which no tensor has, or which give views of it
             if UNKNOWN in holder.storages:  # somebody's object
                 return self.unknown_call([holder, *given], frame)
@@ -246,8 +275,25 @@ class Library(Containers):
         return self.unknown_call(given, frame)
 
 
-def _is_known(value: Value) -> TypeGuard[Known]:
-    return isinstance(value, Known)
+def _settled(value: Value) -> Any:
+    """An object that is known, or a tuple of such."""
+    if isinstance(value, Items):
+        found = tuple(map(_settled, value.entries))
+        return None if None in found else found
+    return value.object if isinstance(value, Known) else None
+
+
+def _of_text(text: str, method: str, arguments: Arguments) -> Value:
+    """The result of a method of a text."""
+    args, kwargs = arguments
+    try:
+        return Known(
+            getattr(text, method)(
+                *map(_settled, args), **{name: _settled(v) for name, v in kwargs.items()}
+            )
+        )
+    except Exception:  # it raises when the forward runs, too
+        return VALUE
 
 
 def _holds_module(values: Sequence[Value]) -> bool:

@@ -29,7 +29,7 @@ from safemodules.mutation.liveness.world import Numbers, World
 from safemodules.mutation.reach import Reach, Reached
 from safemodules.mutation.sites import SiteKind
 
-_STEPS = 80_000
+_STEPS = 240_000
 _SHARE = 3 / 4  # of the steps that are left, for a call; the caller keeps the rest
 Key = int  # of a site in source, or the identity of a module with a flag
 
@@ -63,7 +63,6 @@ class Run:
         self.numbers = Numbers()
         self.unknown_callee = ""  # the line that calls something of which nothing is known
         self.none_ness: bool | None = None
-        self.root: FunctionType | None = None  # the forward of the model itself
         self.running: list[nn.Module] = []
         self.depth = self.rounds = self.steps = 0
         self.limit = _STEPS
@@ -145,7 +144,14 @@ class Run:
         for run in runs:
             if run.context.owner is not None and issubclass(cls, run.context.owner):
                 return run
-        return runs[0] if runs else None
+        return runs[0] if runs else self._elsewhere(function)
+
+    def _elsewhere(self, function: FunctionType) -> Reached | None:
+        """A function that is not edited, since nobody has seen that the forward reaches it."""
+        reached = self.reach.elsewhere(function)
+        if reached is not None:
+            self.changing.look_at(reached)
+        return reached
 
     def site_at(self, node: ast.AST, frame: Frame) -> FoundSite | None:
         """The site that a node is."""
@@ -176,7 +182,7 @@ class Run:
         self, storages: Iterable[int], world: World, reader: str, *, exact: bool
     ) -> None:
         """Note which sites have made some memory stale that is read."""
-        for storage in storages:
+        for storage in world.perhaps_stale(frozenset(storages)):
             for key in world.marks(storage):
                 sure = exact and not self.rounds and storage not in world.links
                 known = self.readers.get(key)
@@ -249,7 +255,7 @@ class Run:
         self.lose_sight(given, frame)
         held = frame.world.held_by(union(given))
         frame.world.put(frozenset({UNKNOWN}), held - {UNKNOWN})
-        return Abstract(held | {UNKNOWN})
+        return Abstract(frozenset({UNKNOWN}))
 
     def lose_sight(self, values: Iterable[Value], frame: Frame) -> None:
         """Modules and functions are held where it is not known any more which they are."""

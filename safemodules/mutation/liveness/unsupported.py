@@ -3,3 +3,7 @@
 
 class UnsupportedError(Exception):
     """Something that the interpreter does not understand."""
+
+
+class ImpossibleCallError(UnsupportedError):
+    """A function is called with arguments that it does not take."""

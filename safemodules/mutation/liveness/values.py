@@ -1,10 +1,11 @@
 """What the interpreter knows of a value: an object, or the memory that it may refer to."""
 
 import ast
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 
@@ -54,8 +55,26 @@ class Abstract(Value):
 
 
 @dataclass(frozen=True)
+class Rest(Value):
+    """Any number of further arguments, which are not known one by one.
+
+    It stands last among positional arguments, and under `REST` among named ones.
+    """
+
+    memory: Storages = NOTHING
+
+    @property
+    def storages(self) -> Storages:
+        """Memory that any of them may be, or hold."""
+        return self.memory
+
+
+REST = "**"
+
+
+@dataclass(frozen=True)
 class Items(Value):
-    """A tuple whose entries are known one by one."""
+    """A tuple whose entries are known one by one, but perhaps for a `Rest` at its end."""
 
     entries: tuple[Value, ...]
 
@@ -67,7 +86,11 @@ class Items(Value):
 
 @dataclass(frozen=True, eq=False)
 class Named(Value):
-    """The keyword arguments that a function has collected in ``**kwargs``."""
+    """The keyword arguments that a function has collected in ``**kwargs``.
+
+    A function changes its own dict, which nobody else holds: a value of this kind is replaced
+    by another one in the names that stand for it.
+    """
 
     entries: dict[str, Value]
 
@@ -98,6 +121,24 @@ class Closure(Value):
 
 
 @dataclass(frozen=True)
+class Made(Value):
+    """An object of a class of the user's, made when the forward runs."""
+
+    cls: type
+    memory: Storages
+
+    def method(self, name: str) -> FunctionType | None:
+        """A method that the class defines, other than by ``object`` or a built-in base."""
+        found = inspect.getattr_static(self.cls, name, None)
+        return found if isinstance(found, FunctionType) else None
+
+    @property
+    def storages(self) -> Storages:
+        """The object itself, which is a container of its attributes."""
+        return self.memory
+
+
+@dataclass(frozen=True)
 class Method(Value):
     """A function bound to an object that is known."""
 
@@ -118,11 +159,61 @@ def merged(first: Value, second: Value) -> Value:
     """What is known of a value that is one of two."""
     if first is second or (type(first) is type(second) and _equal(first, second)):
         return first
+    storages = first.storages | second.storages
     if isinstance(first, Items) and isinstance(second, Items):
-        if len(first.entries) == len(second.entries):
+        alike = has_rest(first.entries) == has_rest(second.entries)
+        if alike and len(first.entries) == len(second.entries):
             pairs = zip(first.entries, second.entries, strict=True)
             return Items(tuple(merged(one, other) for one, other in pairs))
-    return Abstract(first.storages | second.storages)
+    if isinstance(first, Named) and isinstance(second, Named):
+        return _merged_names(first.entries, second.entries)
+    if isinstance(first, Rest) and isinstance(second, Rest):
+        return Rest(storages)
+    if isinstance(first, Made) and isinstance(second, Made) and first.cls is second.cls:
+        return Made(first.cls, storages)
+    return Abstract(storages)
+
+
+def _merged_names(first: dict[str, Value], second: dict[str, Value]) -> Value:
+    """Named values of two paths: what only one of them has is among the rest."""
+    both = {
+        name: merged(value, second[name])
+        for name, value in first.items()
+        if name in second and name != REST
+    }
+    others = [v for values in (first, second) for name, v in values.items() if name not in both]
+    if not all(isinstance(value, Abstract | Rest) or is_plain(value) for value in others):
+        return Abstract(union([*first.values(), *second.values()]))
+    return Named({**both, REST: Rest(union(others))} if others else both)
+
+
+def is_plain(value: Value) -> TypeGuard[Known]:
+    """Whether a value is a number, a text or the like that is known."""
+    return isinstance(value, Known) and isinstance(value.object, PLAIN)
+
+
+def is_text(value: Value) -> TypeGuard[Known]:
+    """Whether a value is a text that is known."""
+    return isinstance(value, Known) and isinstance(value.object, str)
+
+
+def has_rest(values: Iterable[Value]) -> bool:
+    """Whether some values are not known one by one."""
+    return any(isinstance(value, Rest) for value in values)
+
+
+def with_memory(value: Value, change: Callable[[Storages], Storages]) -> Value:
+    """A value that refers to other memory."""
+    if isinstance(value, Abstract | Rest):
+        found = change(value.memory)
+        return value if found == value.memory else type(value)(found)
+    if isinstance(value, Made):
+        return Made(value.cls, change(value.memory))
+    if isinstance(value, Items):
+        return Items(tuple(with_memory(entry, change) for entry in value.entries))
+    if isinstance(value, Named):
+        return Named({name: with_memory(v, change) for name, v in value.entries.items()})
+    return value
 
 
 def _equal(first: Value, second: Value) -> bool:
@@ -132,7 +223,7 @@ def _equal(first: Value, second: Value) -> bool:
             and isinstance(first.object, int | float | str)
             and bool(first.object == second.object)
         )
-    return isinstance(first, Abstract | Items | Method) and first == second
+    return isinstance(first, Abstract | Rest | Items | Method) and first == second
 
 
 def holds_tensor(value: Any, depth: int = 0) -> bool:

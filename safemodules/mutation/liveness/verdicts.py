@@ -1,5 +1,6 @@
 """Verdicts on the sites of a model: neutral, load-bearing or unknown."""
 
+import inspect
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -14,7 +15,14 @@ from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.interpreter import Interpreter
 from safemodules.mutation.liveness.run import Key
 from safemodules.mutation.liveness.unsupported import UnsupportedError
-from safemodules.mutation.liveness.values import STATE, UNKNOWN, Abstract, Value
+from safemodules.mutation.liveness.values import (
+    REST,
+    STATE,
+    UNKNOWN,
+    Abstract,
+    Rest,
+    Value,
+)
 from safemodules.mutation.liveness.world import World
 from safemodules.mutation.reach import Reach
 
@@ -67,9 +75,9 @@ def find_verdicts(
     verdicts: dict[Key, SiteVerdict] = {}
     changing = Changing(reach)
     for _ in range(_RUNS):
-        relied = len(changing.objects)
+        relied = changing.size
         run = _run(model, reach, changing, modules.keys(), verdicts.keys())
-        if len(changing.objects) > relied:
+        if changing.size > relied:
             continue
         found = _not_neutral(run, reach, [*sites, *modules])
         news = {key: verdict for key, verdict in found.items() if key not in verdicts}
@@ -101,10 +109,16 @@ def _run(
     frame = Frame(caller, {}, World())
     args, kwargs = [given], {}
     if isinstance(forward, FunctionType):
-        run.root, code = forward, forward.__code__
+        code = forward.__code__
         args *= max(1, code.co_argcount - 1)
         names = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
         kwargs = dict.fromkeys(names, given)
+        # what a user passes to the model: any number of arguments, under any names
+        rest = Rest(given.storages)
+        if code.co_flags & inspect.CO_VARARGS:
+            args = [*args[: code.co_argcount - 1], rest]
+        if code.co_flags & inspect.CO_VARKEYWORDS:
+            kwargs[REST] = rest
     try:
         value = run.call_module(model, args, kwargs, frame)
     except UnsupportedError as reason:

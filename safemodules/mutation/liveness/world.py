@@ -26,11 +26,14 @@ from safemodules.mutation.liveness.values import (
     NOTHING,
     STATE,
     UNKNOWN,
+    VALUE,
     Abstract,
-    Items,
+    Known,
     Storages,
     Value,
+    is_plain,
     merged,
+    with_memory,
 )
 
 Marks = frozenset[Any]  # keys of sites
@@ -84,21 +87,21 @@ class World:
 
     def held_by(self, storages: Storages) -> Storages:
         """Everything that can be reached from some memory, itself included."""
-        found = set(storages)
-        rest = list(storages)
+        found, rest = NOTHING, storages
         while rest:
-            for inner in self.heap.get(rest.pop(), ()):
-                if inner not in found:
-                    found.add(inner)
-                    rest.append(inner)
-        return frozenset(found)
+            found |= rest
+            if UNKNOWN in rest:  # what it holds is closed already
+                found |= self.heap.get(UNKNOWN, NOTHING)
+            inner = (self.heap[each] for each in rest - {UNKNOWN} if each in self.heap)
+            rest = NOTHING.union(*inner) - found
+        return found
 
     def contents(self, storages: Storages) -> Storages:
         """What an element of some value may be: of a tensor a view, of a container an entry."""
         found: set[int] = set()
         for storage in storages:
             found |= self.heap[storage] if self.is_container(storage) else {storage}
-            if storage in (STATE, UNKNOWN):
+            if storage == STATE:
                 found |= self.heap.get(storage, NOTHING)
         return frozenset(found)
 
@@ -111,14 +114,24 @@ class World:
         return frozenset(filter(self.is_container, storages))
 
     def put(self, containers: Storages, values: Storages) -> None:
-        """Let containers hold something more."""
-        for container in containers:
+        """Let containers hold something more.
+
+        What code that is not looked into may hold is kept closed: all that it can reach.
+        """
+        elsewhere = self.heap.get(UNKNOWN, NOTHING)
+        for container in containers - {UNKNOWN}:
             self.heap[container] = self.heap.get(container, NOTHING) | values
+        if UNKNOWN in containers or not containers.isdisjoint(elsewhere):
+            self.heap[UNKNOWN] = elsewhere | (self.held_by(values) - {UNKNOWN})
 
     def link(self, storage: int, other: int, apart: Marks) -> None:
         """Let a storage be perhaps another one, and whatever that one may be."""
         found = [(other, apart), *((o, apart | more) for o, more in self.links.get(other, ()))]
         self.links[storage] = tuple(dict.fromkeys((*self.links.get(storage, ()), *found)))
+
+    def perhaps_stale(self, storages: Storages) -> set[int]:
+        """Those of some storages that may be stale."""
+        return (self.stale.keys() & storages) | (self.links.keys() & storages)
 
     def marks(self, storage: int) -> Marks:
         """Sites by which a storage, or one that it may be, is stale."""
@@ -139,9 +152,9 @@ class World:
 
     def has_escaped(self, storages: Storages) -> bool:
         """Whether code that is not looked into may hold some memory, or what it may be."""
-        unknown = self.held_by(frozenset({UNKNOWN}))
+        elsewhere = self.heap.get(UNKNOWN, NOTHING)
         return any(
-            each in unknown
+            each == UNKNOWN or each in elsewhere
             for storage in storages
             for each in (storage, *(other for other, _ in self.links.get(storage, ())))
         )
@@ -210,9 +223,13 @@ def _without(value: Value, elsewhere: Storages) -> Value:
     """A value with one name for all that code which is not looked into may hold."""
     if value.storages.isdisjoint(elsewhere):
         return value
-    if isinstance(value, Items):
-        return Items(tuple(_without(entry, elsewhere) for entry in value.entries))
-    return Abstract((value.storages - elsewhere) | {UNKNOWN})
+    if isinstance(value, Known):
+        return Abstract((value.storages - elsewhere) | {UNKNOWN})
+
+    def renamed(memory: Storages) -> Storages:
+        return memory if memory.isdisjoint(elsewhere) else (memory - elsewhere) | {UNKNOWN}
+
+    return with_memory(value, renamed)
 
 
 def shape_of(names: dict[str, Value], world: World, first: int) -> Any:
@@ -240,7 +257,9 @@ def shape_of(names: dict[str, Value], world: World, first: int) -> Any:
         return tuple(found)
 
     for name in sorted(names):
-        shape.append((name, type(names[name]), numbered(names[name].storages)))
+        shape.append((name, _kind_of(names[name]), numbered(names[name].storages)))
+    for place, value in world.attributes.items():
+        shape.append((place, _kind_of(value), numbered(value.storages)))
     for key in (STATE, UNKNOWN):
         shape.append((key, numbered(world.heap.get(key, NOTHING))))
     shape.append({s: world.stale[s] for s in world.stale if s <= first})
@@ -251,8 +270,29 @@ def shape_of(names: dict[str, Value], world: World, first: int) -> Any:
     return shape
 
 
+def _kind_of(value: Value) -> Any:
+    return (Known, id(value.object)) if isinstance(value, Known) else type(value)
+
+
+def forget_counts(values: dict[Any, Value], before: dict[Any, Value]) -> None:
+    """Numbers, flags and texts that a loop changes may be any after some passes.
+
+    Args:
+        values: what names stand for after a pass; changed.
+        before: what they stood for when the loop was entered.
+    """
+    for key, value in values.items():
+        if is_plain(value):
+            if merged(before.get(key, value), value) is not before.get(key, value):
+                values[key] = VALUE
+
+
 def _merge(first: dict[int, Any], second: dict[int, Any]) -> dict[int, Any]:
-    return {key: first.get(key, NOTHING) | second.get(key, NOTHING) for key in {**first, **second}}
+    merged = {**second, **first}
+    for key in first.keys() & second.keys():
+        if first[key] is not second[key]:
+            merged[key] = first[key] | second[key]
+    return merged
 
 
 def _apart(mine: State, theirs: State, numbers: Numbers) -> State:
@@ -283,12 +323,8 @@ def _apart(mine: State, theirs: State, numbers: Numbers) -> State:
             world.filled.add(name)
         if storage in world.strided:
             world.strided.add(name)
-    return {key: _renamed(value, renamed) for key, value in names.items()}, world
 
+    def change(memory: Storages) -> Storages:
+        return frozenset(renamed.get(storage, storage) for storage in memory)
 
-def _renamed(value: Value, names: dict[int, int]) -> Value:
-    if isinstance(value, Abstract) and not names.keys().isdisjoint(value.memory):
-        return Abstract(frozenset(names.get(storage, storage) for storage in value.memory))
-    if isinstance(value, Items):
-        return Items(tuple(_renamed(entry, names) for entry in value.entries))
-    return value
+    return {key: with_memory(value, change) for key, value in names.items()}, world
