@@ -176,7 +176,8 @@ class Run:
         held = world.held_by(storages)
         world.filled -= held
         if world.stale:
-            self.note_readers(held, world, f"{self.line} reads it", exact=len(storages) == 1)
+            exact = UNKNOWN not in held and len(held - world.containers(held)) == 1
+            self.note_readers(held, world, f"{self.line} reads it", exact=exact)
 
     def note_readers(
         self, storages: Iterable[int], world: World, reader: str, *, exact: bool
