@@ -13,12 +13,15 @@ from safemodules.mutation.found import FoundSite
 from safemodules.mutation.fresh_modules import is_sequential
 from safemodules.mutation.internals import has_hooks, user_class_of
 from safemodules.mutation.liveness import kinds
+from safemodules.mutation.liveness.arguments import Binding
+from safemodules.mutation.liveness.callables import numbered
 from safemodules.mutation.liveness.changing import CHANGING_METHODS
 from safemodules.mutation.liveness.frame import Frame
-from safemodules.mutation.liveness.library import Arguments, Library
+from safemodules.mutation.liveness.library import Arguments
 from safemodules.mutation.liveness.unsupported import ImpossibleCallError, UnsupportedError
 from safemodules.mutation.liveness.values import (
-    REST,
+    STATE,
+    UNKNOWN,
     VALUE,
     Abstract,
     Closure,
@@ -27,20 +30,21 @@ from safemodules.mutation.liveness.values import (
     Made,
     Method,
     Named,
-    Rest,
     Storages,
     Value,
     has_rest,
-    merged,
     union,
 )
+from safemodules.mutation.liveness.world import State, join_all
 from safemodules.mutation.operators import INPLACE_MODULES
 from safemodules.mutation.regions import CHECKPOINT_OPTIONS
 from safemodules.mutation.resolution import is_foreign, is_torch_class, next_in_mro
 from safemodules.mutation.sites import SiteKind
 
+_MOST_CALLEES = 8  # that a value may call, for each to be run
 
-class Calls(Library):
+
+class Calls(Binding):
     """Runs calls over abstract values."""
 
     def call(self, node: ast.Call, frame: Frame) -> Value:
@@ -50,9 +54,9 @@ class Calls(Library):
             if _is_super(node.func.value):
                 return self._super(node, frame)
             holder = self.direct(node.func.value, frame)
-            arguments = self._arguments(node, frame)
+            arguments = self.arguments(node, frame)
             if isinstance(holder, Named) and isinstance(node.func.value, ast.Name):
-                return self._method_of_named(node.func.value.id, node.func.attr, arguments, frame)
+                return self.method_of_named(node.func.value.id, node.func.attr, arguments, frame)
             if site is not None:
                 return self._site_call(site, holder, arguments, frame)
             if node.func.attr in CHANGING_METHODS:
@@ -72,72 +76,10 @@ class Calls(Library):
             callee = self.attribute_of(holder, node.func.attr, frame)
         else:
             callee = self.evaluate(node.func, frame)
-            arguments = self._arguments(node, frame)
+            arguments = self.arguments(node, frame)
             if site is not None:
                 return self._site_call(site, VALUE, arguments, frame)
         return self.call_value(callee, arguments, frame)
-
-    def _arguments(self, node: ast.Call, frame: Frame) -> Arguments:
-        args: list[Value] = []
-        for argument in node.args:
-            if not isinstance(argument, ast.Starred):
-                args.append(self.evaluate(argument, frame))
-                continue
-            value = self.evaluate(argument.value, frame)
-            entries = self.entries_of(value)
-            if entries is not None:
-                args += entries
-            elif isinstance(value, Items):
-                args += value.entries
-            else:
-                args.append(Rest(self.element_of(value, frame).storages | value.storages))
-        kwargs: dict[str, Value] = {}
-        for keyword in node.keywords:
-            if keyword.arg is not None:
-                kwargs[keyword.arg] = self.evaluate(keyword.value, frame)
-                continue
-            for name, value in self._named_by(self.direct(keyword.value, frame), frame).items():
-                both = name == REST and name in kwargs
-                kwargs[name] = merged(kwargs[name], value) if both else value
-        return self._with_rest_last(args, frame), kwargs
-
-    def _named_by(self, value: Value, frame: Frame) -> dict[str, Value]:
-        """What ``**value`` names."""
-        if isinstance(value, Named):
-            return value.entries
-        if isinstance(value, Known) and isinstance(value.object, dict):
-            if all(isinstance(name, str) for name in value.object):
-                return {name: Known(entry) for name, entry in value.object.items()}
-        self.lose_sight([value], frame)
-        return {REST: Rest(self.element_of(value, frame).storages | value.storages)}
-
-    def _with_rest_last(self, args: list[Value], frame: Frame) -> list[Value]:
-        """Arguments behind ones of unknown number are not known one by one either."""
-        first = next((i for i, value in enumerate(args) if isinstance(value, Rest)), None)
-        if first is None or first == len(args) - 1:
-            return args
-        self.lose_sight(args[first:], frame)
-        return [*args[:first], Rest(union(args[first:]))]
-
-    def _method_of_named(self, name: str, method: str, arguments: Arguments, frame: Frame) -> Value:
-        """A method of a dict of named arguments, which a local name stands for."""
-        holder = frame.names[name]
-        assert isinstance(holder, Named)
-        given, _ = arguments
-        key = given[0].object if given and isinstance(given[0], Known) else None
-        if method not in ("get", "pop") or not isinstance(key, str):
-            return self.method(self.shared(name, frame), method, arguments, frame)
-        default = given[1] if len(given) > 1 else Known(None)
-        if key in holder.entries:
-            found = holder.entries[key]
-        elif REST in holder.entries:
-            found = merged(default, Abstract(holder.entries[REST].storages))
-        else:
-            found = default
-        if method == "pop":
-            left = {each: value for each, value in holder.entries.items() if each != key}
-            frame.names[name] = Named(left)
-        return found
 
     def call_value(self, callee: Value, arguments: Arguments, frame: Frame) -> Value:
         """Call a value."""
@@ -147,13 +89,16 @@ class Calls(Library):
                 value, frame.world = self.run_closure(callee, args, kwargs, frame.world)
             except UnsupportedError as reason:
                 self.opaque(callee.reached.function, None, str(reason))
-                return self.unknown_call([*args, *kwargs.values()], frame)
+                return self.unknown_call([callee, *args, *kwargs.values()], frame)
             return value
         if isinstance(callee, Method):
             return self._method(callee.function, callee.holder, arguments, frame)
         if isinstance(callee, Made):
             return self.method_of_made(callee, "__call__", arguments, frame)
         if not isinstance(callee, Known) or not callable(callee.object):
+            callees = self._callees(callee, frame)
+            if callees:
+                return self._one_of(callees, arguments, frame)
             self.unknown_callee = self.unknown_callee or self.line
             return self.unknown_call([callee, *args, *kwargs.values()], frame)
         called = callee.object
@@ -169,7 +114,37 @@ class Calls(Library):
             return self.call_value(args[0], (args[1:], handed), frame)
         if isinstance(called, FunctionType) and not is_foreign(called.__code__.co_filename):
             return self.call_function(called, args, kwargs, frame)
+        call = inspect.getattr_static(type(called), "__call__", None)
+        if isinstance(call, FunctionType) and not is_foreign(call.__code__.co_filename):
+            return self._method(call, called, arguments, frame)
         return self.foreign(called, args, kwargs, frame)
+
+    @staticmethod
+    def _callees(value: Value, frame: Frame) -> list[Value]:
+        """All that a value may call, if nothing else is possible."""
+        storages = value.storages
+        numbers = sorted((s for s in storages if s < 0), reverse=True)
+        elsewhere = {s for s in storages if s in (STATE, UNKNOWN) or frame.world.is_container(s)}
+        if len(numbers) > _MOST_CALLEES or elsewhere - set(numbers):
+            return []
+        found = map(numbered, numbers)
+        return [each if isinstance(each, Value) else Known(each) for each in found]
+
+    def _one_of(self, callees: Sequence[Value], arguments: Arguments, frame: Frame) -> Value:
+        """Call one of several things: each on a path of its own."""
+        before = frame.names, frame.world
+        ends: list[State] = []
+        for callee in callees:
+            frame.names, frame.world, frame.alive = dict(before[0]), before[1].copy(), True
+            self.steps += before[1].size // 32
+            value = self.call_value(callee, arguments, frame)
+            if frame.alive:
+                ends.append(({**frame.names, "call": value}, frame.world))
+        frame.alive = bool(ends)
+        if not ends:
+            return VALUE
+        frame.names, frame.world = join_all(ends, self.numbers)
+        return frame.names.pop("call")
 
     # -- sites --------------------------------------------------------------------------
 
@@ -207,14 +182,14 @@ class Calls(Library):
             return
         root = frame.names[place.root]
         if not place.accessors:
-            frame.names[place.root] = Abstract(new | containers)
+            frame.bind(place.root, Abstract(new | containers))
             return
         holders = frame.world.containers(root.storages)
         frame.world.put(holders, new)
         if isinstance(root, Items | Named):
-            frame.names[place.root] = Abstract(root.storages | new)
+            frame.bind(place.root, Abstract(root.storages | new))
         elif root.storages - holders:
-            frame.names[place.root] = Abstract(holders | new)
+            frame.bind(place.root, Abstract(holders | new))
 
     # -- modules ------------------------------------------------------------------------
 
@@ -340,7 +315,7 @@ class Calls(Library):
 
     def _super(self, node: ast.Call, frame: Frame) -> Value:
         assert isinstance(node.func, ast.Attribute)
-        arguments = self._arguments(node, frame)
+        arguments = self.arguments(node, frame)
         first = next(iter(frame.names.values()), VALUE)
         holder = first.object if isinstance(first, Known) else None
         function, owner = frame.reached.function, type(holder)

@@ -20,7 +20,9 @@ from safemodules.mutation.liveness.values import (
     Value,
     has_rest,
     holds_tensor,
+    union,
 )
+from safemodules.mutation.resolution import is_torch_class
 
 
 class Containers(Run):
@@ -66,12 +68,15 @@ class Containers(Run):
             if isinstance(mapping, nn.ModuleDict | dict) and index in mapping:
                 found: Any = mapping
                 return Known(found[index])
-            if isinstance(value.object, nn.Module):
+            if isinstance(mapping, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+                if is_torch_class(type(mapping)):  # which indexes it
+                    return Abstract(union(map(Known, mapping.children())))
+            if isinstance(mapping, nn.Module):
                 raise UnsupportedError("a module is chosen at run time")
             return Abstract(value.storages)
         if isinstance(value, Items | Named):
-            self.lose_sight([value], frame)
-            return Abstract(frame.world.contents(value.storages))
+            self.lose_sight([value])
+            return Abstract(value.storages)
         storages = value.storages
         tensors = storages - frame.world.containers(storages)
         if tensors and not isinstance(key, Known) and key.storages:
@@ -101,7 +106,7 @@ class Containers(Run):
         """One of what iteration gives."""
         if isinstance(value, Made) and (value.method("__iter__") or value.method("__getitem__")):
             return self.unknown_call([value], frame)
-        self.lose_sight([value] if isinstance(value, Items) else [], frame)
+        self.lose_sight([value] if isinstance(value, Items) else [])
         return Abstract(frame.world.contents(value.storages))
 
     def entries_of(self, value: Value) -> list[Value] | None:
@@ -124,8 +129,8 @@ class Containers(Run):
         """A dict of named arguments, which somebody else may hold or change from now on."""
         value = frame.names[name]
         if isinstance(value, Named):
-            self.lose_sight(value.entries.values(), frame)
-            frame.names[name] = self.container(value.storages, frame)
+            self.lose_sight(value.entries.values())
+            frame.bind(name, self.container(value.storages, frame))
         return frame.names[name]
 
     def direct(self, node: ast.expr, frame: Frame) -> Value:

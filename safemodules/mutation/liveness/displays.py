@@ -47,7 +47,7 @@ class Displays(Calls):
     def _rest(
         self, node: ast.Tuple | ast.List, entries: list[Value], value: Value, frame: Frame
     ) -> frozenset[int]:
-        self.lose_sight([*entries, value], frame)
+        self.lose_sight([*entries, value])
         found = union(entries) | frame.world.contents(value.storages) | value.storages
         for element in node.elts[len(entries) + 1 :]:
             inner = element.value if isinstance(element, ast.Starred) else element
@@ -59,14 +59,14 @@ class Displays(Calls):
         modules = self.list_of_modules(made.entries if isinstance(made, Items) else None)
         if modules is not None:
             return modules
-        self.lose_sight([made], frame)
+        self.lose_sight([made])
         return self.container(made.storages, frame)
 
     def _dict(self, node: ast.Dict, frame: Frame) -> Value:
         held: frozenset[int] = NOTHING
         for key, value in zip(node.keys, node.values, strict=True):
             inner = self.evaluate(value, frame) if key is not None else self.direct(value, frame)
-            self.lose_sight([inner], frame)
+            self.lose_sight([inner])
             held |= inner.storages if key is not None else frame.world.contents(inner.storages)
             if key is not None:
                 self.evaluate(key, frame)
@@ -74,7 +74,7 @@ class Displays(Calls):
 
     def _set(self, node: ast.Set, frame: Frame) -> Value:
         entries = [self.evaluate(e, frame) for e in node.elts]
-        self.lose_sight(entries, frame)
+        self.lose_sight(entries)
         return self.container(union(entries), frame)
 
     def _subscript(self, node: ast.Subscript, frame: Frame) -> Value:
@@ -145,7 +145,7 @@ class Displays(Calls):
             if target.id in frame.outer:  # anyone may read it
                 frame.world.put(frozenset({UNKNOWN}), value.storages)
             else:
-                frame.names[target.id] = value
+                frame.bind(target.id, value)
         elif isinstance(target, ast.Tuple | ast.List):
             self._unpack(target.elts, value, frame)
         elif isinstance(target, ast.Attribute):
@@ -167,7 +167,7 @@ class Displays(Calls):
     def _unpack(self, targets: Sequence[ast.expr], value: Value, frame: Frame) -> None:
         entries = self.entries_of(value)
         if entries is None and isinstance(value, Items):
-            self.lose_sight([value], frame)
+            self.lose_sight([value])
         starred = any(isinstance(target, ast.Starred) for target in targets)
         if entries is not None and len(entries) == len(targets) and not starred:
             for target, entry in zip(targets, entries, strict=True):

@@ -16,6 +16,7 @@ from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.kinds import SILENT, STRIDED_VIEWS
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
+    NOTHING,
     PLAIN,
     STATE,
     UNKNOWN,
@@ -69,7 +70,8 @@ class Expressions(Displays):
             raise UnsupportedError(f"an expression {type(node).__name__}")
         value: Value = handler(self, node, frame)
         if isinstance(value, Known) and value.object in self.changing:
-            return Abstract(frozenset({STATE}))  # see NOTE [ What a branch can rely on ]
+            # see NOTE [ What a branch can rely on ]
+            return Abstract(value.storages | {STATE})
         return value
 
     def test(self, node: ast.expr, frame: Frame) -> bool | None:
@@ -161,7 +163,8 @@ class Expressions(Displays):
             return Known(getattr(holder, name, None))
         found = static_attribute(holder, name)
         if self.changing.assigns(holder, name, found):
-            return Abstract(frozenset({STATE}))
+            now = NOTHING if found is _MISSING else Known(found).storages
+            return Abstract(now | {STATE})
         if found is _MISSING:
             return Abstract(frozenset({UNKNOWN}))
         if isinstance(found, property):
@@ -290,7 +293,19 @@ class Expressions(Displays):
 
     def _lambda(self, node: ast.Lambda, frame: Frame) -> Value:
         self.share_with(node, frame)
-        return Closure(node, frame)
+        return frame.enclose(Closure(node, frame, self.defaults_of(node.args, frame)))
+
+    def defaults_of(self, arguments: ast.arguments, frame: Frame) -> dict[str, Value]:
+        """Parameters of a nested function that have defaults, which are evaluated now."""
+        positional = [*arguments.posonlyargs, *arguments.args]
+        given = positional[len(positional) - len(arguments.defaults) :]
+        pairs = [*zip(given, arguments.defaults, strict=True)]
+        pairs += [
+            (parameter, default)
+            for parameter, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+            if default is not None
+        ]
+        return {parameter.arg: self.evaluate(default, frame) for parameter, default in pairs}
 
     def _starred(self, node: ast.Starred, frame: Frame) -> Value:
         raise UnsupportedError("a starred expression")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from safemodules.mutation.liveness.values import Value
+from safemodules.mutation.liveness.values import Closure, Value, union
 from safemodules.mutation.liveness.world import State, World
 from safemodules.mutation.reach import Reached
 
@@ -20,6 +20,7 @@ class Frame:
         breaks: states in which the innermost loop was left.
         continues: states in which its next pass began.
         outer: names that are assigned outside of the function.
+        closures: nested functions, which see what the names stand for when they run.
     """
 
     reached: Reached
@@ -30,6 +31,21 @@ class Frame:
     breaks: list[State] = field(default_factory=list)
     continues: list[State] = field(default_factory=list)
     outer: frozenset[str] = frozenset()
+    closures: list[Closure] = field(default_factory=list)
+
+    def bind(self, name: str, value: Value) -> None:
+        """Let a local name stand for a value."""
+        self.names[name] = value
+        for closure in self.closures:
+            if name in closure.mentioned:
+                self.world.put(closure.storages, value.storages)
+
+    def enclose(self, closure: Closure) -> Closure:
+        """Let a nested function see the names."""
+        seen = [value for name, value in self.names.items() if name in closure.mentioned]
+        self.world.put(closure.storages, union([*seen, *closure.defaults.values()]))
+        self.closures.append(closure)
+        return closure
 
     @property
     def state(self) -> list[State]:

@@ -10,7 +10,7 @@ could touch.
 """
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -68,15 +68,20 @@ class Interpreter(Expressions):
         if reached is None or reached.source is None:
             raise UnsupportedError(f"{function.__qualname__} has no source that is known")
         frame = Frame(reached, {}, world)
-        names = self._bound(reached.source.node, function, args, kwargs)
+        defaults = _defaults(reached.source.node, function)
+        names = self._bound(reached.source.node, defaults, args, kwargs)
         return self._run_body(reached.source.node, frame, names)
 
     def run_closure(
         self, closure: Closure, args: Sequence[Value], kwargs: dict[str, Value], world: World
     ) -> tuple[Value, World]:
         """Run a nested function with the names around it."""
+        inner = (node for node in ast.walk(closure.node) if node is not closure.node)
+        if any(isinstance(node, ast.FunctionDef | ast.Lambda) for node in inner):
+            # it would see the names around both as they are now, not as they are later
+            raise UnsupportedError("functions are nested twice")
         frame = Frame(closure.reached, {}, world)
-        names = self._bound(closure.node, None, args, kwargs)
+        names = self._bound(closure.node, closure.defaults, args, kwargs)
         return self._run_body(closure.node, frame, {**closure.names, **names})
 
     def _run_body(
@@ -106,7 +111,7 @@ class Interpreter(Expressions):
     def _bound(
         self,
         node: Any,
-        function: FunctionType | None,
+        defaults: Mapping[str, Value],
         args: Sequence[Value],
         kwargs: dict[str, Value],
     ) -> dict[str, Value]:
@@ -132,7 +137,7 @@ class Interpreter(Expressions):
         for name in parameters:
             if name not in names:
                 perhaps = [*(rest if name in positional else []), *others]
-                names[name] = _unless_given(perhaps, _default(node, function, name))
+                names[name] = _unless_given(perhaps, defaults.get(name))
         return names
 
     # -- statements ---------------------------------------------------------------------
@@ -326,7 +331,9 @@ class Interpreter(Expressions):
         if node.decorator_list or any(isinstance(n, ast.Nonlocal) for n in ast.walk(node)):
             raise UnsupportedError("a decorated nested function, or one that assigns outer names")
         self.share_with(node, frame)
-        frame.names[node.name] = Closure(node, frame)
+        closure = Closure(node, frame, self.defaults_of(node.args, frame))
+        frame.bind(node.name, closure)
+        frame.enclose(closure)
 
 
 def _unless_given(perhaps: Sequence[Value], default: Value | None) -> Value:
@@ -336,20 +343,13 @@ def _unless_given(perhaps: Sequence[Value], default: Value | None) -> Value:
     return merged(default, Abstract(union(perhaps))) if perhaps else default
 
 
-def _default(node: Any, function: FunctionType | None, name: str) -> Value | None:
+def _defaults(node: Any, function: FunctionType) -> dict[str, Value]:
+    """Parameters that have defaults."""
     arguments: ast.arguments = node.args
-    if function is not None:
-        keyword = function.__kwdefaults__ or {}
-        if name in keyword:
-            return Known(keyword[name])
-        positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
-        defaults = function.__defaults__ or ()
-        index = (
-            positional.index(name) - len(positional) + len(defaults) if name in positional else -1
-        )
-        if index >= 0:
-            return Known(defaults[index])
-    return None
+    positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+    defaults = function.__defaults__ or ()
+    given = dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True))
+    return {name: Known(v) for name, v in {**given, **(function.__kwdefaults__ or {})}.items()}
 
 
 def _changed(now: dict[Any, Value], before: dict[Any, Value]) -> int:

@@ -6,6 +6,10 @@ import torch
 
 from safemodules.mutation import fresh_tables, internals
 
+# Builtins that run nothing of the objects which they are given.
+BUILTINS_OF_OBJECTS = frozenset(
+    """isinstance issubclass hasattr callable getattr setattr delattr id len type""".split()
+)
 # Results that share the memory of the first argument; values are not read.
 VIEWS = frozenset(
     """T H mT mH adjoint as_strided chunk conj data detach diagonal dsplit expand expand_as hsplit

@@ -65,10 +65,12 @@ class Library(Containers):
             answer = None
         if answer is not None:
             return Known(answer)
-        plain = name in ("isinstance", "hasattr", "callable", "getattr", "setattr", "id")
+        plain = module == "builtins" and name in kinds.BUILTINS_OF_OBJECTS
         if any(isinstance(value, Made) for value in given) and not plain:
             return self.unknown_call(given, frame)
         if module == "builtins" and not isinstance(called, type):
+            if name not in kinds.BUILTINS_OF_OBJECTS and any(s < 0 for s in union(given)):
+                return self.unknown_call(given, frame)  # `max(..., key=function)`
             return self._builtin(name, args, frame)
         if name == "annotate" and module == "torch.jit":
             return args[1]
@@ -79,7 +81,7 @@ class Library(Containers):
             return VALUE if owner in ("math", "operator", "numpy", "functools", "itertools") else (
                 Abstract(frozenset({UNKNOWN}))
             )  # fmt: skip
-        return self.unknown_call(given, frame)
+        return self.unknown_call([Known(called), *given], frame)
 
     def _builtin(self, name: str, args: Sequence[Value], frame: Frame) -> Value:
         if name in ("isinstance", "hasattr", "callable") and isinstance(args[0], Known):
@@ -185,7 +187,7 @@ class Library(Containers):
                     for known, column in zip(entry, lists, strict=True)
                 ]
                 return Items(tuple(Items(tuple(row)) for row in zip(*columns, strict=False)))
-        self.lose_sight(given, frame)
+        self.lose_sight(given)
         return self.container(held, frame)
 
     @staticmethod
@@ -215,7 +217,7 @@ class Library(Containers):
         """A method of a tensor, or of a container."""
         args, kwargs = arguments
         given = [*args, *kwargs.values()]
-        if has_rest(given):
+        if has_rest(given) or any(storage < 0 for storage in holder.storages):
             return self.unknown_call([holder, *given], frame)
         containers = frame.world.containers(holder.storages)
         if name in kinds.CONTAINER_WRITERS:

@@ -1,14 +1,16 @@
 """What an abstract run finds: stale reads, sites that ran, and what cannot be looked into."""
 
 import ast
+import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 from torch import nn
 
 from safemodules.mutation.found import FoundSite
+from safemodules.mutation.liveness.callables import callables_in, numbered
 from safemodules.mutation.liveness.changing import Changing, is_changeable
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.unsupported import UnsupportedError
@@ -176,7 +178,7 @@ class Run:
         held = world.held_by(storages)
         world.filled -= held
         if world.stale:
-            exact = UNKNOWN not in held and len(held - world.containers(held)) == 1
+            exact = len(storages) == 1 and UNKNOWN not in held
             self.note_readers(held, world, f"{self.line} reads it", exact=exact)
 
     def note_readers(
@@ -253,37 +255,58 @@ class Run:
         """Something unknown is given values: it may read, keep and return all that they hold."""
         for value in given:
             self.read(value, frame)
-        self.lose_sight(given, frame)
+        self.lose_sight(given)
         held = frame.world.held_by(union(given))
+        self.lose_callables(held)
         frame.world.put(frozenset({UNKNOWN}), held - {UNKNOWN})
         return Abstract(frozenset({UNKNOWN}))
 
-    def lose_sight(self, values: Iterable[Value], frame: Frame) -> None:
-        """Modules and functions are held where it is not known any more which they are."""
+    def lose_sight(self, values: Iterable[Value]) -> None:
+        """Lists, dicts and the like that exist already may be changed under another name."""
         for value in values:
-            if isinstance(value, Closure):
-                self.opaque(value.reached.function, None, "a nested function is handed on")
-                held = union(value.names.values())
-                frame.world.put(frozenset({UNKNOWN}), frame.world.held_by(held))
-            if isinstance(value, Method):
-                self.opaque(value.function, value.holder, "it is handed on")
             if isinstance(value, Known):
-                self._opaque_object(value.object)
+                self._note_changeable(value.object)
             if isinstance(value, Items):
-                self.lose_sight(value.entries, frame)
+                self.lose_sight(value.entries)
             if isinstance(value, Named):
-                self.lose_sight(value.entries.values(), frame)
+                self.lose_sight(value.entries.values())
 
-    def _opaque_object(self, value: Any, depth: int = 0) -> None:
-        if isinstance(value, nn.Module):
-            self.opaque_module(value, "it is handed to code that is not looked into")
-        elif isinstance(value, FunctionType):
-            self.opaque(value, None, "it is handed to code that is not looked into")
+    def _note_changeable(self, value: Any, depth: int = 0) -> None:
         if is_changeable(value):
             self.changing.note(value)
         if isinstance(value, list | tuple | dict) and depth < 3:
             for entry in value.values() if isinstance(value, dict) else value:
-                self._opaque_object(entry, depth + 1)
+                self._note_changeable(entry, depth + 1)
+
+    def lose_callables(self, storages: Storages) -> None:
+        """Unknown code may call these, see NOTE [ Callables as memory ]."""
+        for number in storages:
+            if number < 0:
+                self._opaque_object(numbered(number))
+
+    def _opaque_object(self, value: Any, depth: int = 0) -> None:
+        reason = "it is handed to code that is not looked into"
+        parts: Iterable[Any] = ()
+        if isinstance(value, nn.Module):
+            self.opaque_module(value, reason)
+        elif isinstance(value, FunctionType):
+            self.opaque(value, None, reason)
+        elif isinstance(value, Closure):
+            self.opaque(value.reached.function, None, "a nested function is handed on")
+        elif isinstance(value, Method):
+            self.opaque(value.function, value.holder, reason)
+        elif isinstance(value, MethodType):
+            parts = value.__func__, value.__self__
+        elif isinstance(value, functools.partial):
+            parts = value.func, *value.args, *value.keywords.values()
+        elif isinstance(value, list | tuple | set | dict):
+            parts = value.values() if isinstance(value, dict) else value
+        elif callables_in(value):  # an object of a class of the user's
+            methods = (f for base in type(value).__mro__ for f in vars(base).values())
+            parts = *methods, *getattr(value, "__dict__", {}).values()
+        for part in parts if depth < 3 else ():
+            if callables_in(part):
+                self._opaque_object(part, depth + 1)
 
     def opaque(self, function: FunctionType, holder: Any, reason: str) -> None:
         """A function could not be run to its end: nothing is known of what it runs."""

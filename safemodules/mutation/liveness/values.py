@@ -1,17 +1,19 @@
 """What the interpreter knows of a value: an object, or the memory that it may refer to."""
 
 import ast
+import functools
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 
+from safemodules.mutation.liveness.callables import callables_in, number_of
 from safemodules.mutation.reach import Reached
 
-Storages = frozenset[int]
+Storages = frozenset[int]  # below zero: see NOTE [ Callables as memory ]
 
 NOTHING: Storages = frozenset()
 STATE = 0  # parameters, buffers and other tensors that modules hold
@@ -38,8 +40,9 @@ class Known(Value):
 
     @property
     def storages(self) -> Storages:
-        """State, if it is or holds a tensor."""
-        return frozenset({STATE}) if holds_tensor(self.object) else NOTHING
+        """State, if it is or holds a tensor; and what may be called."""
+        state = frozenset({STATE}) if holds_tensor(self.object) else NOTHING
+        return state | callables_in(self.object)
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,17 @@ class Closure(Value):
 
     node: ast.FunctionDef | ast.Lambda
     frame: Any
+    defaults: dict[str, Value] = field(default_factory=dict)
+
+    @property
+    def storages(self) -> Storages:
+        """The function itself, which is a container of what the names in it stand for."""
+        return frozenset({number_of(id(self), self)})
+
+    @functools.cached_property
+    def mentioned(self) -> frozenset[str]:
+        """Names in its text."""
+        return frozenset(n.id for n in ast.walk(self.node) if isinstance(n, ast.Name))
 
     @property
     def names(self) -> dict[str, Value]:
@@ -144,6 +158,11 @@ class Method(Value):
 
     function: FunctionType
     holder: Any
+
+    @property
+    def storages(self) -> Storages:
+        """The method itself."""
+        return frozenset({number_of((id(self.function), id(self.holder)), self)})
 
 
 PLAIN = (int, float, str, bool, type(None), complex)

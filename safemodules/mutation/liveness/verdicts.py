@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from safemodules.mutation.internals import user_class_of
+from safemodules.mutation.liveness.callables import forget_callables
 from safemodules.mutation.liveness.changing import Changing
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.interpreter import Interpreter
@@ -101,6 +102,7 @@ def _run(
     kept: Collection[Key],
 ) -> Interpreter:
     """One abstract run of the whole forward, with some sites left in place."""
+    forget_callables()
     run = Interpreter(reach, changing, flags, kept)
     forward: Any = getattr(user_class_of(type(model)), "forward", None)
     inputs = run.numbers.new()
@@ -127,6 +129,8 @@ def _run(
             run.opaque(function, None, str(reason))
         return run
     world = frame.world
+    # what an attribute keeps may be called by the next forward
+    run.lose_callables(world.held_by(frozenset({STATE, UNKNOWN})))
     ends = (
         (frozenset({inputs}), "the caller may read its input"),
         (value.storages, "it is returned to the caller"),

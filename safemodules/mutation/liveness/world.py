@@ -100,14 +100,17 @@ class World:
         """What an element of some value may be: of a tensor a view, of a container an entry."""
         found: set[int] = set()
         for storage in storages:
-            found |= self.heap[storage] if self.is_container(storage) else {storage}
-            if storage == STATE:
+            if self.is_container(storage) or storage == STATE:
                 found |= self.heap.get(storage, NOTHING)
+            if storage < 0:  # whatever a module holds, say
+                found |= {storage, UNKNOWN}
+            if not self.is_container(storage):
+                found.add(storage)
         return frozenset(found)
 
     def is_container(self, storage: int) -> bool:
-        """Whether a storage is a list, a dict or the like."""
-        return storage >= FIRST_NEW and storage in self.heap
+        """Whether a storage is a list, a dict or the like, and no tensor."""
+        return storage < 0 or (storage >= FIRST_NEW and storage in self.heap)
 
     def containers(self, storages: Storages) -> Storages:
         """Those of some storages that are containers."""

@@ -1,0 +1,99 @@
+"""What may be called, as memory: a container or a name that may be several things holds it.
+
+NOTE [ Callables as memory ]: a module or a function of the user's that is put into a list, or
+that is one of two, is not known one by one any more. Were it forgotten there, a call of the
+list's entry could overwrite a tensor unseen. So each gets a number, as memory has, below
+zero: it travels with the memory that a value may hold, and whoever calls such a value calls
+one of these. Where unknown code is given one, all that it runs is unknown.
+"""
+
+import functools
+import sys
+import threading
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from safemodules.mutation.resolution import is_foreign
+
+__all__ = ["callables_in", "forget_callables", "number_of", "numbered"]
+
+_DEPTH = 3  # lists in lists that are looked into
+_PLAIN = (int, float, str, bytes, bool, type(None), complex, type, range, ModuleType, Tensor)
+
+
+class _Registry(threading.local):
+    """Numbers of callables in the abstract run of this thread."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Any, int] = {}
+        self.values: list[Any] = []
+
+
+_registry = _Registry()
+_of_the_user: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
+
+
+def forget_callables() -> None:
+    """Begin anew, and keep no object alive."""
+    _registry.__init__()  # type: ignore[misc]
+
+
+def number_of(key: Any, value: Any) -> int:
+    """The number of what may be called, below zero.
+
+    Args:
+        key: its identity.
+        value: what :func:`numbered` shall return.
+    """
+    number = _registry.numbers.get(key)
+    if number is None:
+        _registry.values.append(value)
+        number = _registry.numbers[key] = -len(_registry.values)
+    return number
+
+
+def numbered(number: int) -> Any:
+    """What has a number."""
+    return _registry.values[-number - 1]
+
+
+def callables_in(value: Any, depth: int = 0) -> frozenset[int]:
+    """Numbers of what may be called in an object that exists already."""
+    if isinstance(value, _PLAIN):
+        return frozenset()
+    if isinstance(value, list | tuple | dict | set | frozenset):
+        entries = value.values() if isinstance(value, dict) else value
+        if depth == _DEPTH:
+            return frozenset()
+        return frozenset().union(*(callables_in(entry, depth + 1) for entry in entries))
+    if isinstance(value, MethodType):  # a new one whenever it is asked for
+        key: Any = (id(value.__func__), id(value.__self__))
+        return frozenset({number_of(key, value)})
+    if _may_run_code_of_the_user(value):
+        return frozenset({number_of(id(value), value)})
+    return frozenset()
+
+
+def _may_run_code_of_the_user(value: Any) -> bool:
+    if isinstance(value, nn.Module | functools.partial):
+        return True
+    if isinstance(value, FunctionType):
+        return not _is_foreign(value.__code__.co_filename)
+    return _is_of_the_user(type(value))
+
+
+@functools.cache
+def _is_foreign(filename: str) -> bool:
+    return is_foreign(filename)
+
+
+def _is_of_the_user(cls: type) -> bool:
+    """Whether a class has methods that are not torch's or Python's."""
+    known = _of_the_user.get(cls)
+    if known is None:
+        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+        known = _of_the_user[cls] = file is not None and not is_foreign(file)
+    return known
