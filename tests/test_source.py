@@ -140,6 +140,13 @@ def test_built_in_functions_have_no_source():
         source_of(namespace["f"])
 
 
+def test_code_made_by_exec_has_no_source_where_other_text_has_that_name(monkeypatch):
+    for text in ("import sys\n", "def f(): return 1\n", "not python\n"):
+        lines = text.splitlines(keepends=True)
+        monkeypatch.setitem(linecache.cache, "<string>", (len(text), None, lines, "<string>"))
+        test_built_in_functions_have_no_source()
+
+
 class Decorated(nn.Module):
     def forward(self, x):
         return x

@@ -135,6 +135,14 @@ def first_line(node: ast.AST) -> int:
     return decorators[0].lineno if decorators else node.lineno  # type: ignore[attr-defined, no-any-return]
 
 
+# What `exec` calls any text. Some Pythons know one of that name, that of `python -c`.
+_SHARED_NAMES = frozenset({"<string>", "<stdin>", "<unknown>"})
+
+
+def _no_source(filename: str) -> NoSourceError:
+    return NoSourceError(f"{filename} is no file: the code was built in or made by exec")
+
+
 _files: dict[str, tuple[str, SourceFile]] = {}
 
 
@@ -153,7 +161,7 @@ def load_file(filename: str, namespace: dict[str, Any]) -> SourceFile:
     text = "".join(linecache.getlines(filename, namespace))
     if not text:
         if filename.startswith("<") or not Path(filename).suffix:
-            raise NoSourceError(f"{filename} is no file: the code was built in or made by exec")
+            raise _no_source(filename)
         state = "is empty or cannot be read" if os.path.exists(filename) else "has vanished"
         raise SourceError(
             f"the source file {filename} {state}, so its in-place operations cannot be seen. "
@@ -164,6 +172,8 @@ def load_file(filename: str, namespace: dict[str, Any]) -> SourceFile:
         try:
             known = _files[filename] = (text, SourceFile.parse(filename, text))
         except SyntaxError as error:
+            if filename in _SHARED_NAMES:
+                raise _no_source(filename) from error
             raise SourceChangedError(
                 f"the source file {filename} does not parse (line {error.lineno}: {error.msg}), "
                 "so it is not the one the running code was compiled from. "
@@ -231,6 +241,8 @@ def _locate(function: FunctionType, file: SourceFile) -> tuple[ast.stmt, tuple[i
             # the first code object of the statement: paths count from there
             base = next(p[0] for p, c in codes if len(p) == 1 and c.co_firstlineno in lines)
             return statement, (path[0] - base, *path[1:])
+    if file.filename in _SHARED_NAMES:
+        raise _no_source(file.filename)
     raise SourceChangedError(
         f"the text of {function.__qualname__} at {file.filename}:{code.co_firstlineno} is not what "
         "the running code was compiled from: the file was edited since it was imported, or the "

@@ -208,7 +208,7 @@ def join(first: State, second: State, numbers: Numbers) -> State:
     for key in world.attributes.keys() - other.attributes.keys():
         result.attributes[key] = merged(world.attributes[key], Abstract(frozenset({STATE})))
     for name, value in env.items():
-        if len(value.storages) > _MOST:
+        if sum(storage >= 0 for storage in value.storages) > _MOST:
             env[name] = _crowded(value, result)
     return env, result
 
@@ -216,9 +216,10 @@ def join(first: State, second: State, numbers: Numbers) -> State:
 def _crowded(value: Value, world: World) -> Value:
     """A value that may be too many tensors, see NOTE [ Tensors without identity ]."""
     elsewhere = world.held_by(frozenset({UNKNOWN}))
-    if len(value.storages - elsewhere) >= _MOST:
-        world.put(frozenset({UNKNOWN}), value.storages - {UNKNOWN})
-        elsewhere |= value.storages
+    tensors = frozenset(storage for storage in value.storages if storage >= 0)
+    if len(tensors - elsewhere) >= _MOST:
+        world.put(frozenset({UNKNOWN}), tensors - {UNKNOWN})
+        elsewhere |= tensors
     return _without(value, elsewhere)
 
 
