@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +36,11 @@ class Net(nn.Module):
         return out.square().mean() if self.returns == "loss" else out
 
 
+def added(weights: Sequence[float]) -> float:
+    """The sum of weights from left to right; ``sum`` rounds otherwise from Python 3.12 on."""
+    return functools.reduce(operator.add, weights)
+
+
 def plain(
     net: Callable[..., Tensor],
     items: Sequence[Any],
@@ -51,7 +58,7 @@ def plain(
     total = outputs[0] if weights[0] == 1 else outputs[0] * weights[0]
     for output, weight in zip(outputs[1:], weights[1:], strict=True):
         total = total + (output if weight == 1 else output * weight)
-    return total / sum(weights) if reduction == "mean" else total
+    return total / added(weights) if reduction == "mean" else total
 
 
 def stated_gradients(
@@ -72,7 +79,7 @@ def stated_gradients(
         sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else list(found)
     factor = torch.tensor(incoming, dtype=sums[0].dtype)
     if reduction == "mean":
-        factor = factor / sum(weights)
+        factor = factor / added(weights)
     return [s * factor for s in sums]
 
 

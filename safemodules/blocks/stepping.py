@@ -1,5 +1,7 @@
 """A loop for training scripts that runs backward after each iteration."""
 
+import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -29,7 +31,8 @@ def _total_weight(call: Call) -> Any:
             ahead.of(item)
         return ahead.finish(divides=True)
     if isinstance(weighing.weights, Tensor | Sequence) and not isinstance(weighing.weights, str):
-        return sum(weighing.weights)
+        # one after the other, as a call adds them: from 3.12 on `sum` rounds floats otherwise
+        return functools.reduce(operator.add, weighing.weights, 0)
     raise LoopItemsError(
         f"{call.place}: the sum of the weights is needed before the first backward, but a "
         f"{call.pieces.what} does not tell it. Give steps(..., total=), a list of items, or "
