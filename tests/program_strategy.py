@@ -30,6 +30,56 @@ def passed(function):
 
 
 """
+# What wild programs call without naming it.
+INDIRECT = """\
+def halves(h, held=None):
+    h.mul_(0.5)
+    return h if held is None else h + held
+
+
+def doubles(h, held=None):
+    return h * 2 if held is None else h + held
+
+
+def spread(h, **options):
+    return halves(h, **options)
+
+
+def bound(h, **options):
+    options["held"] = h
+    return doubles(h, **options)
+
+
+def unnamed(*args):
+    return halves(*args[1:])
+
+
+TABLE = [doubles, halves]
+
+
+class Held:
+    def __init__(self, h):
+        self.h = h
+
+    def __call__(self):
+        return self.h * 2
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.h = self.h * 2
+
+    def overwrite(self):
+        self.h.add_(1)
+        return self.h
+
+    @property
+    def half(self):
+        return self.h * 0.5
+
+
+"""
 
 INIT = """\
     def __init__(self):
@@ -175,6 +225,7 @@ class Program:
     count: int = 0
     in_method: bool = True
     helpers: list[str] = field(default_factory=list)
+    counters: list[str] = field(default_factory=list)
     loops: int = 0
 
     def line(self, text: str) -> None:
@@ -247,7 +298,7 @@ class Program:
             if depth:
                 kinds += [self.branch, self.loop]
             if self.wild:
-                kinds += [self.alias, self.alias]
+                kinds += [self.alias, self.alias, self.indirect]
             kind = self.pick(kinds)
             if kind in (self.branch, self.loop):
                 kind(depth - 1)
@@ -404,8 +455,46 @@ class Program:
         )
         self.owned.append(name)
 
+    def indirect(self) -> None:
+        """A function, a nested function or an object that is not called by its name."""
+        t, name, other = self.atom(), self.name(), self.name()
+        condition = self.filled(self.pick(self.usable(CONDITIONS)))
+        kind = self.draw(st.integers(0, 9))
+        if kind == 0:
+            self.line(
+                f"{name} = {self.pick(['TABLE', '[doubles, halves]'])}[int({condition})]({t})"
+            )
+        elif kind == 1:
+            self.line(f"{name} = (halves if {condition} else doubles)({t})")
+        elif kind == 2:
+            self.line(f"{other} = []; {other}.append(halves); {name} = {other}[0]({t})")
+        elif kind == 3:
+            self.line(f"{other} = dict(f=halves)")
+            self.line(f"{name} = {self.pick(['next(iter({}.values()))', '{}.pop(chr(102))'])}({t})"
+                      .replace("{}", other))  # fmt: skip
+        elif kind == 4:
+            self.line(f"def {other}(): return {t} * 2")
+            self.line(f"{name} = [{other}]")
+            self.read += [f"{other}()", f"{name}[0]()"]
+            return
+        elif kind == 5:
+            self.line(f"{other} = Held({t})")
+            self.read += [f"{other}()", f"{other}.half"]
+            self.line(f"{name} = {self.pick(['{}.overwrite()', '{}.h', '{}()'])}"
+                      .replace("{}", other))  # fmt: skip
+        elif kind == 6:
+            self.line(f"{other} = Held({t})")
+            with self.block(f"with {other}:"):
+                self.site()
+            self.line(f"{name} = {other}.h")
+        else:
+            call = ("spread({t}, held={a})", "bound({t})", "unnamed({a}, {t})", "spread({t})")
+            self.line(f"{name} = {self.pick(call).format(t=t, a=self.atom())}")
+        self.owned.append(name)
+
     def branch(self, depth: int) -> None:
-        with self.block(f"if {self.filled(self.pick(self.usable(CONDITIONS)))}:"):
+        conditions = [*CONDITIONS, *(f"{counter} == 1" for counter in self.counters)]
+        with self.block(f"if {self.filled(self.pick(self.usable(conditions)))}:"):
             self.statements(3, depth)
         if self.chance(2):
             with self.block("else:"):
@@ -417,8 +506,11 @@ class Program:
         if self.chance(3):
             self.line(f"{counter} = 0")
             with self.block(f"while {counter} < 2:"):
-                self.line(f"{counter} += 1")
+                self.counters.append(counter)
+                form = "{0} += 1" if self.chance(2) else "{0} = {0} + 1"
+                self.line(form.format(counter))
                 self.statements(3, depth)
+                self.counters.remove(counter)
         else:
             over = self.pick(["range(2)", "(0.5, 1)", "[x, x * 2]"])
             with self.block(f"for {counter} in {over}:"):
@@ -446,7 +538,7 @@ class Program:
 def programs(draw, wild=False):
     """The text of a file with a class ``Net`` whose forward takes one tensor of shape (N, 4)."""
     program = Program(draw, wild)
-    text = [HEAD]
+    text = [HEAD, INDIRECT] if wild else [HEAD]
     helpers: list[str] = []
     for number in range(draw(st.integers(0, 2))):
         program.in_method, program.indent, program.lines = False, 1, []
