@@ -45,6 +45,7 @@ class Run:
         flags: identities of modules whose flag is set.
         kept: sites that stay in place.
         readers: load-bearing sites: who reads, and whether that is sure.
+        read_by_name: sites that are read, other than by code that is not looked into.
         unknown: sites that cannot be decided, and why.
         filled: for sites that copy: whether only unread values of a factory are overwritten.
         ran: sites that were run.
@@ -57,6 +58,7 @@ class Run:
         self.reach, self.changing = reach, changing
         self.flags, self.kept = flags, kept
         self.readers: dict[Key, tuple[str, bool]] = {}
+        self.read_by_name: set[Key] = set()
         self.unknown: dict[Key, str] = {}
         self.filled: dict[Key, bool] = {}
         self.ran: set[Key] = set()
@@ -181,13 +183,15 @@ class Run:
             exact = len(storages) == 1 and UNKNOWN not in held
             self.note_readers(held, world, f"{self.line} reads it", exact=exact)
 
-    def note_readers(
-        self, storages: Iterable[int], world: World, reader: str, *, exact: bool
-    ) -> None:
+    def note_readers(self, storages: Storages, world: World, reader: str, *, exact: bool) -> None:
         """Note which sites have made some memory stale that is read."""
-        for storage in world.perhaps_stale(frozenset(storages)):
+        by_name = UNKNOWN not in storages
+        for storage in world.perhaps_stale(storages):
             for key in world.marks(storage):
+                if by_name:
+                    self.read_by_name.add(key)
                 sure = exact and not self.rounds and storage not in world.links
+                sure = sure and storage != UNKNOWN
                 known = self.readers.get(key)
                 if known is None or (sure and not known[1]):
                     self.readers[key] = reader, sure
@@ -219,7 +223,7 @@ class Run:
     def write_flag(self, module: nn.Module, tensors: Storages, frame: Frame) -> bool:
         """A module with a flag overwrites its input; whether it is out of place."""
         # what a site in its own forward has overwritten is not overwritten again
-        others = [t for t in tensors if id(module) not in frame.world.marks(t)]
+        others = frozenset(t for t in tensors if id(module) not in frame.world.marks(t))
         self.note_readers(others, frame.world, f"{self.line} overwrites it again", exact=False)
         return self._overwrite(id(module), tensors, frame)
 

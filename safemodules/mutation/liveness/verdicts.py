@@ -148,7 +148,8 @@ def _not_neutral(run: Interpreter, reach: Reach, keys: Iterable[Key]) -> dict[Ke
     hidden = _hidden(run, reach)
     for key in keys:
         if key in run.unknown:
-            found[key] = SiteVerdict(Effect.UNKNOWN, run.unknown[key])
+            read = key in run.read_by_name
+            found[key] = SiteVerdict(Effect.UNKNOWN, run.unknown[key], read=read)
         elif key in hidden:
             found[key] = SiteVerdict(Effect.UNKNOWN, hidden[key])
         elif key in run.readers:

@@ -133,8 +133,14 @@ class World:
         self.links[storage] = tuple(dict.fromkeys((*self.links.get(storage, ()), *found)))
 
     def perhaps_stale(self, storages: Storages) -> set[int]:
-        """Those of some storages that may be stale."""
-        return (self.stale.keys() & storages) | (self.links.keys() & storages)
+        """Those of some storages that may be stale.
+
+        What unknown code may hold may be what was overwritten as `UNKNOWN`.
+        """
+        found = (self.stale.keys() & storages) | (self.links.keys() & storages)
+        if UNKNOWN in self.stale and not storages.isdisjoint(self.heap.get(UNKNOWN, NOTHING)):
+            found.add(UNKNOWN)
+        return found
 
     def marks(self, storage: int) -> Marks:
         """Sites by which a storage, or one that it may be, is stale."""
