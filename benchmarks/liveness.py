@@ -102,7 +102,7 @@ def run(case: Case) -> Row:
     row = Row(case.name)
     survey = survey_model(case.build())
     started = time.perf_counter()
-    verdicts = verdicts_from_source(survey)
+    verdicts = verdicts_from_source(survey).sites
     row.seconds = time.perf_counter() - started
     decisions = decide_without_inputs(survey, verdicts)
     row.decided = sum(not decisions[site].reason.startswith(UNDECIDED) for site in verdicts)

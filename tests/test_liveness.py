@@ -264,7 +264,7 @@ def net(tmp_path, body):
 
 def effects(model):
     """Verdicts of the sites that run, by whether they are the one that is marked."""
-    return [v for v in verdicts_from_source(survey_model(model)).values()
+    return [v for v in verdicts_from_source(survey_model(model)).sites.values()
             if v.effect is not Effect.UNREACHED]  # fmt: skip
 
 
@@ -369,7 +369,7 @@ def test_a_module_that_may_be_called_is_not_called_unreached(tmp_path, body):
     for module in model.modules():
         module._forward_hooks.clear()
     survey = survey_model(model)
-    verdicts = verdicts_from_source(survey)
+    verdicts = verdicts_from_source(survey).sites
     (module,) = ran
     (site,) = (s for s in survey.sites() if getattr(s, "module", None) is module)
     assert verdicts[site].effect is not Effect.UNREACHED
@@ -429,7 +429,7 @@ def test_a_write_through_other_strides_is_left_to_example_inputs(tmp_path, body)
         tmp_path,
         text.replace("\nclass Net", "\ndef turned(t):\n    return t.permute(1, 0)\n\n\nclass Net"),
     ).Net()
-    found = decide_without_inputs(survey := survey_model(model), verdicts_from_source(survey))
+    found = decide_without_inputs(survey := survey_model(model), verdicts_from_source(survey).sites)
     ran = [
         d
         for s, d in found.items()

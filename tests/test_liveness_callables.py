@@ -180,3 +180,64 @@ def test_one_of_several_modules_is_run_as_each_of_them(tmp_path, callees):
     model.named = nn.ModuleDict({"a": model.adds, "b": model.relu})
     found = effects(model)
     assert {verdict.effect for verdict in found} == {Effect.NEUTRAL} and len(found) == 2
+
+
+UNSEEN = {
+    "what unknown code returns": "v = unknown(h)",
+    "what unknown code was given": "unknown(h)\n    v = h",
+}
+
+
+@pytest.mark.filterwarnings("ignore::safemodules.ConversionWarning")
+@pytest.mark.parametrize("made", UNSEEN.values(), ids=UNSEEN)
+def test_a_flag_that_the_inputs_reach_elsewhere_is_not_decided_by_them(tmp_path, made):
+    """Out of place it computes the same where they lead, and something else on another path."""
+    body = f"""
+h = self.lin(x)
+if x.sum() > 0:
+    {made}
+    v = self.relu(v)
+    return v + h
+return self.relu(self.lin(h))"""
+    namespace = {}
+    exec("def unknown(t):\n    return t", namespace)
+    model = net(tmp_path, body)
+    type(model).forward.__globals__.update(namespace)
+    example, other = -torch.rand(3, 3), torch.rand(3, 3)
+    expected = [model(example), model(other)]
+    sm.convert_model(model, example)
+    assert all(
+        torch.equal(model(x), out) for x, out in zip((example, other), expected, strict=True)
+    )
+
+
+LATER = {
+    "by its name": "x.mul_(2)",
+    "by another name": "y.view(-1).mul_(2)",
+    "by a function in a list": "[shift][0](y)",
+    "by unknown code": "unknown(y)",
+    "in the next iteration": "",
+}
+
+
+@pytest.mark.filterwarnings("ignore::safemodules.ConversionWarning")
+@pytest.mark.parametrize("given", [False, True], ids=["without inputs", "with other inputs"])
+@pytest.mark.parametrize("later", LATER.values(), ids=LATER)
+def test_a_loop_whose_input_is_overwritten_later_is_not_checkpointed(tmp_path, later, given):
+    inner = "" if later else "\n        x.mul_(0.5)"
+    body = f"""
+x = x * 1
+y = x
+if len(x) > 2:
+    for block in self.blocks:
+        z = x + 1
+        h = block(torch.ones_like(x)) + z{inner}
+    {later or "pass"}
+    return h.sum() + y.sum()
+return y"""
+    namespace = {}
+    exec("def unknown(t):\n    t.mul_(2)", namespace)
+    model = net(tmp_path, body)
+    type(model).forward.__globals__.update(namespace)
+    sm.convert_model(model, torch.randn(2, 3) if given else None)
+    model(torch.randn(3, 3, requires_grad=True)).backward()

@@ -80,7 +80,7 @@ def plan_checkpoints(
     survey = survey_model(model)
     if fake:
         report("running a step on fake tensors", 1, 4)
-        decisions = decide_without_inputs(survey, verdicts_from_source(survey))
+        decisions = decide_without_inputs(survey, verdicts_from_source(survey).sites)
         swapped = [site for site, one in decisions.items() if one.verdict == "swap"]
         with converted(survey, [site for site in swapped if not site.done]):
             tape = record_step(model, call, loss_fn, fake=True)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from torch import nn
 
+from safemodules.conversion.regions import RegionSite
 from safemodules.conversion.survey import FORWARD, AnySite, FlagSite, SourceSite, Survey
 from safemodules.mutation.fresh_modules import (
     Freshness,
@@ -75,14 +76,32 @@ def decide_with_inputs(
     return decisions
 
 
-def verdicts_from_source(survey: Survey) -> dict[AnySite, SiteVerdict]:
-    """What the source says of each site that could be swapped."""
-    found = find_verdicts(survey.model, survey.reach, [flag.module for flag in survey.flags])
-    return {
-        site: found[site.found.key if isinstance(site, SourceSite) else id(site.module)]
+@dataclass(frozen=True)
+class SourceVerdicts:
+    """What the source alone says.
+
+    Attributes:
+        sites: of each site that could be swapped.
+        overwritten: regions of which something that they read may be overwritten before they
+            are recomputed, and where.
+    """
+
+    sites: Mapping[AnySite, SiteVerdict]
+    overwritten: Mapping[RegionSite, str]
+
+
+def verdicts_from_source(survey: Survey) -> SourceVerdicts:
+    """Follow the forward through its source, without running anything."""
+    flags = [flag.module for flag in survey.flags]
+    regions = [region for region in survey.regions if not region.is_rerouted]
+    found = find_verdicts(survey.model, survey.reach, flags, [region.found for region in regions])
+    sites = {
+        site: found.sites[site.found.key if isinstance(site, SourceSite) else id(site.module)]
         for site in survey.sites()
         if not (isinstance(site, SourceSite) and site.obstacle is not None)
     }
+    keys = {region.found.key: region for region in regions}
+    return SourceVerdicts(sites, {keys[key]: line for key, line in found.overwritten.items()})
 
 
 def not_exercised(decision: Decision) -> Decision:

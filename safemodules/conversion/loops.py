@@ -17,6 +17,7 @@ from safemodules.conversion.region_decisions import (
     NOT_RUN,
     RegionDecision,
     decide_regions_without_inputs,
+    overwritten_later,
 )
 from safemodules.conversion.regions import RegionSite
 from safemodules.conversion.trial import Outcome, Trial
@@ -118,7 +119,7 @@ def decide_regions(
     modules = tuple(chosen.values())
     copied = _copied(trial.survey.regions, outcome)
     regions = [region for region in trial.survey.regions if region not in copied]
-    decided = decide_regions_without_inputs(regions, loops=loops)
+    decided = decide_regions_without_inputs(regions, {}, loops=loops)
     if loops and any(not region.is_rerouted for region in regions):
         decided.update(_measured(trial, outcome, regions))
     decided.update(dict.fromkeys(copied, COPIED))
@@ -185,13 +186,16 @@ def _measured(
         for name, measured in meter.regions.items()
         if measured.saved >= WORTH * meter.total and measured.saved > 0
     }
-    return {region: _decision(region, meter, worth) for region in loops}
+    return {region: _decision(trial, region, meter, worth) for region in loops}
 
 
-def _decision(region: RegionSite, meter: _LoopMeter, worth: set[tuple[str, int]]) -> RegionDecision:
+def _decision(
+    trial: Trial, region: RegionSite, meter: _LoopMeter, worth: set[tuple[str, int]]
+) -> RegionDecision:
     measured = meter.regions.get(region.key)
     if measured is None:
-        return NOT_RUN
+        line = trial.source.overwritten.get(region)
+        return NOT_RUN if line is None else overwritten_later(line)
     share = measured.saved / meter.total if meter.total else 0.0
     found: dict[str, Any] = {
         "calls": len(measured.calls),

@@ -249,10 +249,11 @@ def plan_conversion(
         loops = budget is None and wants_loops(checkpoint)
         chosen = dict(chosen_modules(model, checkpoint))
     if without_inputs:
-        by_source = decide_without_inputs(survey, verdicts_from_source(survey))
+        source = verdicts_from_source(survey)
+        by_source = decide_without_inputs(survey, source.sites)
         decisions = {**by_source, **decided_before(survey)}
         report("making the edits", 1, total)
-        regions = decide_regions_without_inputs(survey.regions, loops=loops)
+        regions = decide_regions_without_inputs(survey.regions, source.overwritten, loops=loops)
         return _plan(survey, Outcome(decisions, (), None), regions, chosen)
     args = () if example_inputs is None else as_arguments(example_inputs)
     report("running the original", 1, total)

@@ -1,6 +1,6 @@
 """What can be decided about a region."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +16,7 @@ __all__ = [
     "RegionDecision",
     "RegionVerdict",
     "decide_regions_without_inputs",
+    "overwritten_later",
 ]
 
 RegionVerdict = Literal["checkpoint", "plain"]
@@ -48,15 +49,24 @@ COPIED = RegionDecision("plain", "overwrites what backward needs, so that it run
 DIFFERS = RegionDecision("plain", "checkpointed, the model does not compute the same")
 
 
+def overwritten_later(line: str) -> RegionDecision:
+    """A region that could not be recomputed, on some path at least."""
+    return RegionDecision("plain", f"what it reads may be overwritten before backward: {line}")
+
+
 def decide_regions_without_inputs(
-    regions: Sequence[RegionSite], *, loops: bool
+    regions: Sequence[RegionSite], overwritten: Mapping[RegionSite, str], *, loops: bool
 ) -> dict[RegionSite, RegionDecision]:
     """Decide by what the source tells.
 
     Args:
         regions: the model's regions.
+        overwritten: those of which something that they read may be overwritten, and where.
         loops: checkpoint loop bodies.
     """
-    return {
+    decided = {
         region: REROUTED if region.is_rerouted else IN_LOOP if loops else OFF for region in regions
     }
+    if loops:
+        decided.update({r: overwritten_later(overwritten[r]) for r in regions if r in overwritten})
+    return decided

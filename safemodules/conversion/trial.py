@@ -20,6 +20,7 @@ from safemodules.conversion.decisions import (
     NO_CLASH,
     ROUNDED,
     Decision,
+    SourceVerdicts,
     decide_without_inputs,
     intended,
     load_bearing,
@@ -97,9 +98,14 @@ class Trial:
             self.clashing = sites_of(self._clashes_left({}, ()), survey.sites())
 
     @cached_property
-    def verdicts(self) -> dict[AnySite, SiteVerdict]:
-        """What the source says of each site."""
+    def source(self) -> SourceVerdicts:
+        """What the source alone says."""
         return verdicts_from_source(self.survey)
+
+    @property
+    def verdicts(self) -> Mapping[AnySite, SiteVerdict]:
+        """What the source says of each site."""
+        return self.source.sites
 
     @cached_property
     def by_source(self) -> dict[AnySite, Decision]:

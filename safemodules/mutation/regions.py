@@ -60,6 +60,10 @@ class FoundRegion:
         """Identity of the region in its text."""
         return id(self.nodes[0])
 
+    def is_end(self, node: ast.AST) -> bool:
+        """Whether a node is the last one."""
+        return node is self.nodes[-1]
+
     @property
     def lineno(self) -> int:
         """First line, counted from 1."""

@@ -263,7 +263,7 @@ class Calls(Binding):
                 self.read(value, frame)
             return Abstract(union(given) | {self.new()})
         self.opaque_module(module, f"nn.{name} is not in the table of modules")
-        return self.unknown_call(given, frame)
+        return self.unknown_call(given, frame, writes=False)
 
     @staticmethod
     def _method_of_module(module: nn.Module, name: str) -> Value | None:

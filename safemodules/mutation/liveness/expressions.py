@@ -6,6 +6,7 @@ import inspect
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -68,7 +69,9 @@ class Expressions(Displays):
         handler = _EXPRESSIONS.get(type(node))
         if handler is None:
             raise UnsupportedError(f"an expression {type(node).__name__}")
-        value: Value = handler(self, node, frame)
+        region = self.region_at(node, frame) if id(node) in self.regions else nullcontext()
+        with region:
+            value: Value = handler(self, node, frame)
         if isinstance(value, Known) and value.object in self.changing:
             # see NOTE [ What a branch can rely on ]
             return Abstract(value.storages | {STATE})

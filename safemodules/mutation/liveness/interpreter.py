@@ -11,6 +11,7 @@ could touch.
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from types import FunctionType
 from typing import Any
 
@@ -155,7 +156,8 @@ class Interpreter(Expressions):
         """Run one statement."""
         handler = _STATEMENTS.get(type(node))
         if handler is not None:
-            handler(self, node, frame)
+            with self.region_at(node, frame) if id(node) in self.regions else nullcontext():
+                handler(self, node, frame)
         elif not isinstance(node, _INERT):
             raise UnsupportedError(f"a statement {type(node).__name__}")
 

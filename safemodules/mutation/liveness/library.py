@@ -274,7 +274,7 @@ class Library(Containers):
             return Abstract(frame.world.held_by(union(given)) | {new})
         if not union(given) and not _holds_module(given):
             return Abstract(frozenset({new}))  # a switch, a generator, a dtype
-        return self.unknown_call(given, frame)
+        return self.unknown_call(given, frame, writes=name.endswith("_"))
 
 
 def _settled(value: Value) -> Any:

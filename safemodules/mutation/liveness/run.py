@@ -15,6 +15,7 @@ from safemodules.mutation.liveness.changing import Changing, is_changeable
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
+    NOTHING,
     STATE,
     UNKNOWN,
     Abstract,
@@ -29,6 +30,7 @@ from safemodules.mutation.liveness.values import (
 )
 from safemodules.mutation.liveness.world import Numbers, World
 from safemodules.mutation.reach import Reach, Reached
+from safemodules.mutation.regions import FoundRegion
 from safemodules.mutation.sites import SiteKind
 
 _STEPS = 240_000
@@ -44,6 +46,9 @@ class Run:
         changing: what the forward itself changes.
         flags: identities of modules whose flag is set.
         kept: sites that stay in place.
+        regions: what may be recomputed in backward, by the identities of its nodes.
+        overwritten: those of them of which something that they read is overwritten later, and
+            where.
         readers: load-bearing sites: who reads, and whether that is sure.
         read_by_name: sites that are read, other than by code that is not looked into.
         unknown: sites that cannot be decided, and why.
@@ -53,10 +58,17 @@ class Run:
     """
 
     def __init__(
-        self, reach: Reach, changing: Changing, flags: Collection[int], kept: Collection[Key]
+        self,
+        reach: Reach,
+        changing: Changing,
+        flags: Collection[int],
+        kept: Collection[Key],
+        regions: Mapping[int, FoundRegion],
     ) -> None:
         self.reach, self.changing = reach, changing
-        self.flags, self.kept = flags, kept
+        self.flags, self.kept, self.regions = flags, kept, regions
+        self.overwritten: dict[Key, str] = {}
+        self._read_in: dict[FoundRegion, Storages] = {}
         self.readers: dict[Key, tuple[str, bool]] = {}
         self.read_by_name: set[Key] = set()
         self.unknown: dict[Key, str] = {}
@@ -200,6 +212,7 @@ class Run:
         """A site overwrites tensors; the new tensor's storage, or ``None`` if it stays in place."""
         if site is None or site.obstacle is not None:
             self.read(Abstract(tensors), frame)
+            self.stays_in_place(tensors, frame)
             return None
         if not tensors:
             self.unknown.setdefault(site.key, f"what it overwrites at {self.line} is not known")
@@ -230,6 +243,7 @@ class Run:
     def _overwrite(self, key: Key, tensors: Storages, frame: Frame) -> bool:
         self.ran.add(key)
         if key in self.kept:
+            self.stays_in_place(tensors, frame)
             return False
         if STATE in tensors:
             self.readers.setdefault(key, ("it is state of the model", False))
@@ -244,6 +258,24 @@ class Run:
         frame.world.mark(tensors, key)
         return True
 
+    def stays_in_place(self, tensors: Storages, frame: Frame) -> None:
+        """Something is overwritten in the converted model too."""
+        for region in frame.world.regions_reading(tensors):
+            self.overwritten.setdefault(region, self.line)
+
+    @contextmanager
+    def region_at(self, node: ast.AST, frame: Frame) -> Iterator[None]:
+        """What a region names it reads, and behind it, in backward, will again."""
+        region = self.regions[id(node)]
+        loaded = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        read = union(value for name, value in frame.names.items() if name in loaded)
+        held = self._read_in.pop(region, NOTHING) | frame.world.held_by(read)
+        yield
+        if region.is_end(node):
+            frame.world.read_again(held, region.key)
+        else:
+            self._read_in[region] = held
+
     def perhaps(self, new: Storages, old: Storages, key: Any, frame: Frame) -> Storages:
         """A result that may be the old tensor itself, see NOTE [ Perhaps the same ]."""
         own = getattr(key, "key", key)
@@ -255,13 +287,21 @@ class Run:
 
     # -- what cannot be looked into -----------------------------------------------------
 
-    def unknown_call(self, given: Sequence[Value], frame: Frame) -> Value:
-        """Something unknown is given values: it may read, keep and return all that they hold."""
+    def unknown_call(self, given: Sequence[Value], frame: Frame, *, writes: bool = True) -> Value:
+        """Something unknown is given values: it may read, keep and return all that they hold.
+
+        Args:
+            given: the values.
+            frame: the call around it.
+            writes: it may overwrite them, too.
+        """
         for value in given:
             self.read(value, frame)
         self.lose_sight(given)
         held = frame.world.held_by(union(given))
         self.lose_callables(held)
+        if writes:
+            self.stays_in_place(held, frame)
         frame.world.put(frozenset({UNKNOWN}), held - {UNKNOWN})
         return Abstract(frozenset({UNKNOWN}))
 

@@ -1,7 +1,7 @@
 """Verdicts on the sites of a model: neutral, load-bearing or unknown."""
 
 import inspect
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import FunctionType
@@ -26,6 +26,7 @@ from safemodules.mutation.liveness.values import (
 )
 from safemodules.mutation.liveness.world import World
 from safemodules.mutation.reach import Reach
+from safemodules.mutation.regions import FoundRegion
 
 _RUNS = 8
 
@@ -56,28 +57,44 @@ class SiteVerdict:
     read: bool = False
 
 
+@dataclass(frozen=True)
+class Verdicts:
+    """What the source says.
+
+    Attributes:
+        sites: a verdict for each site in source, by its key, and for each module with a flag,
+            by identity. A site that does not run as the attributes of the modules are now is
+            unreached.
+        overwritten: regions of which something that they read may be overwritten before they
+            are recomputed, by their keys, and where.
+    """
+
+    sites: dict[Key, SiteVerdict]
+    overwritten: dict[Key, str]
+
+
 def find_verdicts(
-    model: nn.Module, reach: Reach, flags: Iterable[nn.Module]
-) -> dict[Key, SiteVerdict]:
+    model: nn.Module,
+    reach: Reach,
+    flags: Iterable[nn.Module],
+    regions: Iterable[FoundRegion] = (),
+) -> Verdicts:
     """Decide sites without running anything.
 
     Args:
         model: an initialised module.
         reach: the functions that its forward reaches.
         flags: its modules whose flag is set.
-
-    Returns:
-        A verdict for each site in source, by its key, and for each module with a flag, by
-        identity. A site that does not run as the attributes of the modules are now is
-        unreached.
+        regions: what may be recomputed in backward.
     """
+    at = {id(node): region for region in regions for node in region.nodes}
     modules = {id(module): module for module in flags}
     sites = {s.key for run in reach.all() for s in run.findings.sites if s.obstacle is None}
     verdicts: dict[Key, SiteVerdict] = {}
     changing = Changing(reach)
     for _ in range(_RUNS):
         relied = changing.size
-        run = _run(model, reach, changing, modules.keys(), verdicts.keys())
+        run = _run(model, reach, changing, modules.keys(), verdicts.keys(), at)
         if changing.size > relied:
             continue
         found = _not_neutral(run, reach, [*sites, *modules])
@@ -89,9 +106,11 @@ def find_verdicts(
                 for key in [*sites, *modules]
                 if key not in verdicts
             }
-            return {**neutral, **verdicts}
-    gave_up = SiteVerdict(Effect.UNKNOWN, "the analysis has found no end")
-    return {key: verdicts.get(key, gave_up) for key in [*sites, *modules]}
+            return Verdicts({**neutral, **verdicts}, run.overwritten)
+    end = "the analysis has found no end"
+    gave_up = SiteVerdict(Effect.UNKNOWN, end)
+    sites_left = {key: verdicts.get(key, gave_up) for key in [*sites, *modules]}
+    return Verdicts(sites_left, dict.fromkeys((region.key for region in at.values()), end))
 
 
 def _run(
@@ -100,10 +119,11 @@ def _run(
     changing: Changing,
     flags: Collection[int],
     kept: Collection[Key],
+    regions: Mapping[int, FoundRegion],
 ) -> Interpreter:
     """One abstract run of the whole forward, with some sites left in place."""
     forget_callables()
-    run = Interpreter(reach, changing, flags, kept)
+    run = Interpreter(reach, changing, flags, kept, regions)
     forward: Any = getattr(user_class_of(type(model)), "forward", None)
     inputs = run.numbers.new()
     given: Value = Abstract(frozenset({inputs}))

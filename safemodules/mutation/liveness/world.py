@@ -52,6 +52,7 @@ class World:
         attributes: (identity of a module, attribute) -> what the forward has assigned.
         filled: storages made by a factory, whose values nobody has read yet.
         strided: storages of which a view has other strides than new memory would have.
+        recomputed: storage -> regions that read it, and will again in backward.
     """
 
     heap: dict[int, Storages] = field(default_factory=dict)
@@ -60,6 +61,7 @@ class World:
     attributes: dict[tuple[int, str], Value] = field(default_factory=dict)
     filled: set[int] = field(default_factory=set)
     strided: set[int] = field(default_factory=set)
+    recomputed: dict[int, Marks] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -75,6 +77,7 @@ class World:
             dict(self.attributes),
             set(self.filled),
             set(self.strided),
+            dict(self.recomputed),
         )
 
     def is_strided(self, storages: Storages) -> bool:
@@ -151,6 +154,16 @@ class World:
                 found |= marks - apart
         return found
 
+    def read_again(self, storages: Iterable[int], region: Any) -> None:
+        """A region that is recomputed in backward reads some memory."""
+        for storage in storages:
+            self.recomputed[storage] = self.recomputed.get(storage, _NONE) | {region}
+
+    def regions_reading(self, storages: Storages) -> Marks:
+        """Regions that read some memory, or what it may be."""
+        each = [*storages, *(o for s in storages for o, _ in self.links.get(s, ()))]
+        return _NONE.union(*(self.recomputed[s] for s in each if s in self.recomputed))
+
     def mark(self, storages: Iterable[int], site: Any) -> None:
         """Make old tensors stale, and those that they may be."""
         for storage in storages:
@@ -205,6 +218,7 @@ def join(first: State, second: State, numbers: Numbers) -> State:
         dict(world.attributes),
         world.filled & other.filled,
         world.strided | other.strided,
+        _merge(world.recomputed, other.recomputed),
     )
     for key, value in other.attributes.items():
         known = result.attributes.get(key)
