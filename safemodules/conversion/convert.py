@@ -45,7 +45,8 @@ def convert_model(
             makes the model train.
         checkpoint: ``"loops"`` checkpoints modules that run in a loop of a forward, since a loop
             keeps every iteration's activations alive; with example inputs only where that
-            saves at least 5% of what the step keeps. A dotted name, a class of modules or a
+            saves at least 5% of what the step keeps, without them not where what a loop reads may
+            be overwritten before backward. A dotted name, a class of modules or a
             predicate ``(name, module) -> bool`` chooses modules that are checkpointed whenever
             they are called; a plain ``nn.Sequential`` becomes a :class:`CheckpointedSeq`. A
             list joins such choices; ``False`` leaves all alone. Calls of torch's own
