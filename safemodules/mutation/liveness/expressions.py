@@ -112,7 +112,8 @@ class Expressions(Displays):
             return self.shared(node.id, frame)
         function = frame.reached.function
         if self.changing.rebinds(node.id, function.__globals__):
-            return Abstract(frozenset({UNKNOWN}))
+            now = Known(function.__globals__.get(node.id))
+            return Abstract(now.storages | {UNKNOWN})
         if node.id in function.__code__.co_freevars:
             index = function.__code__.co_freevars.index(node.id)
             try:

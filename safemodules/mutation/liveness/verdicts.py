@@ -166,6 +166,7 @@ def _run(
 def _not_neutral(run: Interpreter, reach: Reach, keys: Iterable[Key]) -> dict[Key, SiteVerdict]:
     found: dict[Key, SiteVerdict] = {}
     hidden = _hidden(run, reach)
+    apart = _of_plain_functions(reach)
     for key in keys:
         if key in run.unknown:
             read = key in run.read_by_name
@@ -177,12 +178,26 @@ def _not_neutral(run: Interpreter, reach: Reach, keys: Iterable[Key]) -> dict[Ke
             effect = Effect.LOAD_BEARING if sure else Effect.UNKNOWN
             reason = reader if sure else f"perhaps {reader}"
             found[key] = SiteVerdict(effect, reason, read=True)
-        elif key not in run.ran and run.unknown_callee:
+        elif key not in run.ran and run.unknown_callee and key not in apart:
             reason = f"what {run.unknown_callee} calls is not known, and may be this"
             found[key] = SiteVerdict(Effect.UNKNOWN, reason)
         elif key not in run.ran:
             found[key] = SiteVerdict(Effect.UNREACHED, "it does not run as the modules are set now")
     return found
+
+
+def _of_plain_functions(reach: Reach) -> set[Key]:
+    """Sites of functions outside of classes and other functions.
+
+    Whatever unknown code calls, the edited form of such a function is known to those alone that
+    name it, see NOTE [ Callables as memory ]; by any other way the original is found.
+    """
+    return {
+        site.key
+        for reached in reach.all()
+        if "." not in reached.function.__qualname__
+        for site in reached.findings.sites
+    }
 
 
 def _hidden(run: Interpreter, reach: Reach) -> dict[Key, str]:
