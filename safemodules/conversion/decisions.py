@@ -1,22 +1,12 @@
 """Which sites are swapped, and why."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import nn
-
 from safemodules.conversion.regions import RegionSite
-from safemodules.conversion.survey import FORWARD, AnySite, FlagSite, SourceSite, Survey
-from safemodules.mutation.fresh_modules import (
-    Freshness,
-    Freshnesses,
-    fresh_in_sequentials,
-    is_sequential,
-)
-from safemodules.mutation.freshness import analyse
+from safemodules.conversion.survey import AnySite, SourceSite, Survey
 from safemodules.mutation.liveness.verdicts import Effect, SiteVerdict, find_verdicts
-from safemodules.mutation.reach import Reached
 
 Verdict = Literal["swap", "keep"]
 
@@ -125,27 +115,16 @@ def decide_without_inputs(
         survey: the model's sites.
         verdicts: see :func:`verdicts_from_source`.
     """
-    found = [
-        (reached, analyse(reached)) for reached in survey.reach.all() if reached.source is not None
-    ]
-    levels = _site_levels(found)
     decisions: dict[AnySite, Decision] = {}
-    for site in survey.sources:
-        if site.obstacle is not None:
+    for site in survey.sites():
+        if isinstance(site, SourceSite) and site.obstacle is not None:
             decisions[site] = Decision("keep", str(site.obstacle))
             continue
         verdict = verdicts[site]
-        level = levels.get(site.found.key, Freshness.SHARED)
-        filled = level is Freshness.FILLED or verdict.filled
-        if site.found.copies and filled and (level or verdict.effect is Effect.NEUTRAL):
-            decisions[site] = FILLED
-        else:
-            decisions[site] = FRESH if level else _decision(verdict)
-    evidence = _FlagEvidence(survey, found)
-    for flag in survey.flags:
-        fresh = evidence.fresh(flag)
-        decisions[flag] = FRESH if fresh else _decision(verdicts[flag])
-    return {site: decisions[site] for site in survey.sites()}
+        neutral = verdict.effect is Effect.NEUTRAL
+        copies = isinstance(site, SourceSite) and site.found.copies
+        decisions[site] = FILLED if copies and verdict.filled and neutral else _decision(verdict)
+    return decisions
 
 
 def _decision(verdict: SiteVerdict) -> Decision:
@@ -157,65 +136,6 @@ def _decision(verdict: SiteVerdict) -> Decision:
     if verdict.effect is Effect.UNREACHED:
         return Decision("keep", verdict.reason)
     return Decision("keep", f"{UNDECIDED}: {verdict.reason}; example_inputs may decide it")
-
-
-def _site_levels(found: Iterable[tuple[Reached, Freshnesses]]) -> Mapping[int, Freshness]:
-    """The least freshness of each site over all classes that run it."""
-    levels: dict[int, Freshness] = {}
-    for reached, known in found:
-        for site in reached.findings.sites:
-            level = known.sites.get(site.key, Freshness.SHARED)
-            levels[site.key] = min(level, levels.get(site.key, level))
-    return levels
-
-
-class _FlagEvidence:
-    """Whether a module with a set flag is, wherever the model holds it, given a fresh tensor."""
-
-    def __init__(self, survey: Survey, found: list[tuple[Reached, Freshnesses]]) -> None:
-        self.named = dict(survey.model.named_modules(remove_duplicate=False))
-        self.in_sequence = fresh_in_sequentials(self.named.values())
-        self.given: dict[int, bool] = {}
-        self.called: set[int] = set()
-        self.exposed: set[int] = set()
-        self.owners = {reached.context.owner for reached, _ in found}
-        for _, known in found:
-            self.called |= known.called
-            self.exposed |= known.exposed
-            for key, fresh in known.flags.items():
-                self.given[key] = self.given.get(key, True) and fresh
-
-    def fresh(self, flag: FlagSite) -> bool:
-        """Whether every path leads to a place where only fresh tensors are given."""
-        if FORWARD in flag.module.__dict__:  # which may keep what it is given
-            return False
-        return id(flag.module) not in self.exposed and all(
-            self._fresh_at(path, flag.module) for path in flag.paths
-        )
-
-    def _fresh_at(self, path: str, module: nn.Module) -> bool:
-        if not path:
-            return False  # the caller of the model may read its input afterwards
-        parent_path = path.rpartition(".")[0]
-        parent = self.named[parent_path]
-        given = self.given.get(id(module))
-        if is_sequential(parent):
-            if not self._called_as_a_whole(parent_path, parent):
-                return False
-            return self.in_sequence.get(id(module), False) or given is True
-        return given is True
-
-    def _called_as_a_whole(self, path: str, module: nn.Module) -> bool:
-        """Whether a Sequential is called, and not iterated or indexed, by what holds it."""
-        if id(module) in self.exposed:
-            return False
-        if not path:
-            return True
-        parent_path = path.rpartition(".")[0]
-        parent = self.named[parent_path]
-        if is_sequential(parent):
-            return self._called_as_a_whole(parent_path, parent)
-        return id(module) in self.called
 
 
 def decided_before(survey: Survey) -> dict[AnySite, Decision]:

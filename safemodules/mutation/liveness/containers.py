@@ -154,6 +154,6 @@ class Containers(Run):
 
     def container(self, held: frozenset[int], frame: Frame) -> Value:
         """A new list, dict or set."""
-        cell = self.new()
+        cell = self.new() + 1  # an odd number, see `World.is_container`
         frame.world.heap[cell] = held
         return Abstract(frozenset({cell}))

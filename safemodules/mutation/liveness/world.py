@@ -103,17 +103,17 @@ class World:
         """What an element of some value may be: of a tensor a view, of a container an entry."""
         found: set[int] = set()
         for storage in storages:
-            if self.is_container(storage) or storage == STATE:
+            if storage != UNKNOWN:
                 found |= self.heap.get(storage, NOTHING)
             if storage < 0:  # whatever a module holds, say
                 found |= {storage, UNKNOWN}
-            if not self.is_container(storage):
+            if not self.is_container(storage):  # or perhaps one that the caller has made
                 found.add(storage)
         return frozenset(found)
 
     def is_container(self, storage: int) -> bool:
         """Whether a storage is a list, a dict or the like, and no tensor."""
-        return storage < 0 or (storage >= FIRST_NEW and storage in self.heap)
+        return storage < 0 or (storage >= FIRST_NEW and storage % 2 == 1)
 
     def containers(self, storages: Storages) -> Storages:
         """Those of some storages that are containers."""
@@ -192,9 +192,13 @@ class Numbers:
         self.next = FIRST_NEW
 
     def new(self) -> int:
-        """A storage that nothing refers to yet."""
-        self.next += 1
+        """A storage that nothing refers to yet: of a tensor, an even number."""
+        self.next += 2
         return self.next
+
+    def like(self, storage: int) -> int:
+        """A storage of the same kind as another one."""
+        return self.new() + storage % 2
 
 
 def join_all(states: Iterable[State], numbers: Numbers) -> State:
@@ -333,7 +337,7 @@ def _apart(mine: State, theirs: State, numbers: Numbers) -> State:
     used = NOTHING.union(*(value.storages for value in names.values()))
     renamed: dict[int, int] = {}
     for storage in differing.keys() & used:
-        renamed[storage] = numbers.new()
+        renamed[storage] = numbers.like(storage)
     if not renamed:
         return mine
     world = world.copy()
