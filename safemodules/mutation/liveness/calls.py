@@ -59,6 +59,10 @@ class Calls(Binding):
                 return self.method_of_named(node.func.value.id, node.func.attr, arguments, frame)
             if site is not None:
                 return self._site_call(site, holder, arguments, frame)
+            if _registers_hook(node.func.attr):
+                if not isinstance(holder, Known) or not isinstance(holder.object, nn.Module):
+                    raise UnsupportedError("a hook of something that is not known")
+                self.opaque_module(holder.object, "a hook is registered on it in the forward")
             if node.func.attr in CHANGING_METHODS:
                 self.note_change(holder)
             if isinstance(holder, Made):
@@ -340,6 +344,10 @@ class Calls(Binding):
             if base is not None and (is_torch_class(base) or base in INPLACE_MODULES):
                 return self._forward_of_torch(holder, base, arguments, frame)
         return self.call_function(function, [Known(holder), *args], kwargs, frame, holder)
+
+
+def _registers_hook(name: str) -> bool:
+    return name.startswith("register_") and name.endswith("hook")
 
 
 def _is_super(node: ast.expr) -> bool:

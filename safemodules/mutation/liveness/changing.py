@@ -85,7 +85,7 @@ class Changing:
         """Whether an attribute of an object, now of some value, may get another one."""
         named = name in self._attributes
         if named and isinstance(holder, nn.Module):
-            return name not in holder._modules
+            return True
         if isinstance(holder, ModuleType) and not named:
             return False
         return (named or self._everything) and not isinstance(value, _FIXED) and not callable(value)

@@ -154,9 +154,14 @@ class Displays(Calls):
                 name = mangled(target.attr, frame.reached.context.class_name)
                 frame.world.attributes[id(holder.object), name] = value
                 frame.world.put(frozenset({STATE}), value.storages)
+            elif isinstance(holder, Made) and holder.has_setter(target.attr):
+                self.unknown_call([holder, value], frame)
             else:
                 held = holder.storages or frozenset({UNKNOWN})
                 frame.world.put(held, value.storages)
+                if not isinstance(holder, Made) and any(storage < 0 for storage in held):
+                    # an object that exists already
+                    frame.world.put(frozenset({STATE}), value.storages)
         elif isinstance(target, ast.Subscript):
             self._store_item(target, value, frame)
         elif isinstance(target, ast.Starred):
@@ -227,6 +232,9 @@ class Displays(Calls):
         self.read(old, frame)
         containers = frame.world.containers(old.storages)
         frame.world.put(containers, frame.world.contents(value.storages))
+        if isinstance(old, Known) or old.storages & {STATE, UNKNOWN}:  # perhaps a list
+            elsewhere = frozenset({STATE} | (old.storages & {UNKNOWN}))
+            frame.world.put(elsewhere, frame.world.contents(value.storages) | value.storages)
         if isinstance(old, Items):
             self.store_plainly(node.target, Abstract(old.storages | value.storages), frame)
             return

@@ -2,19 +2,20 @@
 
 import ast
 import builtins
+import functools
 import inspect
 import operator
-from collections import OrderedDict
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from types import FunctionType, ModuleType
+from types import FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
 from safemodules.mutation.liveness.displays import Displays
 from safemodules.mutation.liveness.frame import Frame
-from safemodules.mutation.liveness.kinds import SILENT, STRIDED_VIEWS
+from safemodules.mutation.liveness.kinds import IDENTITY, SILENT, STRIDED_VIEWS
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
     NOTHING,
@@ -29,6 +30,7 @@ from safemodules.mutation.liveness.values import (
     Made,
     Method,
     Named,
+    Storages,
     Value,
     is_plain,
     merged,
@@ -37,6 +39,8 @@ from safemodules.mutation.liveness.values import (
 from safemodules.mutation.liveness.world import join
 from safemodules.mutation.resolution import mangled, static_attribute
 
+# What namedtuples and classes with slots keep their attributes in.
+_SLOTS = (type(namedtuple("_Pair", "x").x), MemberDescriptorType)  # type: ignore[attr-defined]
 _MISSING = static_attribute(nn.Identity(), "no such attribute")
 _BINARY: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -137,6 +141,9 @@ class Expressions(Displays):
             return self._attribute_of_made(holder, name, frame)
         if isinstance(holder, Items | Named | Closure | Method):
             return Abstract(holder.storages | {UNKNOWN})
+        if name in IDENTITY:
+            self.read(holder, frame)
+            return VALUE
         if name in SILENT:
             return VALUE
         if name in STRIDED_VIEWS:
@@ -147,10 +154,18 @@ class Expressions(Displays):
         found = inspect.getattr_static(holder.cls, name, None)
         if isinstance(found, property) and isinstance(found.fget, FunctionType):
             return self.call_function(found.fget, [holder], {}, frame)
-        plain = not isinstance(found, FunctionType | staticmethod | classmethod | property)
+        if found is not None and not hasattr(type(found), "__get__"):  # of the class
+            held = Known(found).storages | holder.storages
+            return Abstract(held | frame.world.contents(self.cell_of(holder)))
+        plain = found is None or isinstance(found, _SLOTS)
         if plain and not holder.method("__getattr__") and not holder.method("__getattribute__"):
-            return Abstract(frame.world.contents(holder.storages) | holder.storages)
+            return Abstract(frame.world.contents(self.cell_of(holder)) | self.cell_of(holder))
         return self.unknown_call([holder], frame)
+
+    @staticmethod
+    def cell_of(made: Made) -> Storages:
+        """The container of its attributes."""
+        return frozenset(storage for storage in made.storages if storage >= 0)
 
     def _attribute_of_object(self, holder: Any, name: str, frame: Frame) -> Value:
         if isinstance(holder, Tensor):
@@ -159,6 +174,8 @@ class Expressions(Displays):
             assigned = frame.world.attributes.get((id(holder), name))
             if assigned is not None:
                 return assigned
+            if name == "inplace" and id(holder) in self.flags and holder not in self.running[-1:]:
+                self.unknown.setdefault(id(holder), f"its flag is read at {self.line}")
             if name in ("training", "inplace"):
                 return VALUE
         if isinstance(holder, FunctionType) and name in ("__module__", "__name__", "__qualname__"):
@@ -175,6 +192,10 @@ class Expressions(Displays):
             if isinstance(found.fget, FunctionType):
                 return self.call_function(found.fget, [Known(holder)], {}, frame, holder)
             return Abstract(frozenset({UNKNOWN}))
+        if isinstance(found, functools.cached_property) and isinstance(found.func, FunctionType):
+            value = self.call_function(found.func, [Known(holder)], {}, frame, holder)
+            frame.world.put(frozenset({STATE}), value.storages)
+            return Abstract(value.storages | {STATE})
         if isinstance(found, staticmethod):
             return Known(found.__func__)
         if isinstance(found, classmethod):
@@ -217,6 +238,8 @@ class Expressions(Displays):
 
     def _unary(self, node: ast.UnaryOp, frame: Frame) -> Value:
         operand = self.evaluate(node.operand, frame)
+        if isinstance(node.op, ast.UAdd) and operand.storages:
+            return Abstract(operand.storages)  # `+t` is `t`
         known = _computed(_UNARY.get(type(node.op)), operand)
         return self.operator([operand], frame) if known is None else known
 
@@ -229,6 +252,9 @@ class Expressions(Displays):
                 is_none = _is_none(first)
                 if is_none is not None:
                     self.none_ness = is_none == isinstance(node.ops[0], ast.Is)
+            if not any(isinstance(o, Known) and o.object is None for o in operands):
+                for operand in operands:  # which tensor it is
+                    self.read(operand, frame)
             return VALUE
         if isinstance(node.ops[0], ast.In | ast.NotIn):
             return self._membership(node.ops[0], operands, frame)

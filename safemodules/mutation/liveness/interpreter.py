@@ -10,6 +10,7 @@ could touch.
 """
 
 import ast
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from types import FunctionType
@@ -43,7 +44,7 @@ from safemodules.mutation.liveness.world import (
     shape_of,
 )
 
-_INERT = (ast.Pass, ast.Import, ast.ImportFrom, ast.Global)
+_INERT = (ast.Pass, ast.Global)
 _ABSTRACT_ROUNDS = 40  # names that a loop may pass along, one to the next
 
 
@@ -329,6 +330,17 @@ class Interpreter(Expressions):
         if frame.alive:
             self.block(node.finalbody, frame)
 
+    def _import(self, node: ast.Import | ast.ImportFrom, frame: Frame) -> None:
+        for alias in node.names:
+            name = alias.asname or alias.name.partition(".")[0]
+            found: Any = None
+            if isinstance(node, ast.Import):
+                found = sys.modules.get(alias.name if alias.asname else name)
+            elif not node.level and node.module in sys.modules:
+                found = vars(sys.modules[node.module]).get(alias.name)
+            unknown = Abstract(frozenset({UNKNOWN}))
+            frame.bind(name, unknown if found is None else Known(found))
+
     def _define(self, node: ast.FunctionDef, frame: Frame) -> None:
         if node.decorator_list or any(isinstance(n, ast.Nonlocal) for n in ast.walk(node)):
             raise UnsupportedError("a decorated nested function, or one that assigns outer names")
@@ -379,4 +391,6 @@ _STATEMENTS: dict[type, Any] = {
     ast.With: Interpreter._with,
     ast.Try: Interpreter._try,
     ast.FunctionDef: Interpreter._define,
+    ast.Import: Interpreter._import,
+    ast.ImportFrom: Interpreter._import,
 }

@@ -1,10 +1,13 @@
 """What calls do with the memory of their arguments, as tables and as torch itself declares it."""
 
 import functools
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from safemodules.mutation import fresh_tables, internals
+from safemodules.mutation.liveness.values import Known, Value
+from safemodules.mutation.operators import flagged_functions
 
 # Builtins that run nothing of the objects which they are given.
 BUILTINS_OF_OBJECTS = frozenset(
@@ -32,10 +35,14 @@ PERHAPS_COPIES = frozenset(
 )
 # Nothing of a tensor is read but its shape, dtype or place; the result is no tensor.
 SILENT = frozenset(
-    """data_ptr device dim dtype element_size get_device grad_fn is_complex is_contiguous is_cuda
+    """device dim dtype element_size get_device grad_fn is_complex is_contiguous is_cuda
     is_floating_point is_leaf is_sparse itemsize layout name ndim ndimension nelement numel
     requires_grad shape size stride storage_offset""".split()
 )
+# Which tensor it is: to ask that is to read it, as another one stands for it out of place.
+IDENTITY = frozenset({"data_ptr", "_version", "untyped_storage", "storage"})
+# Builtins through which code sees names that it does not mention.
+NAMESPACES = frozenset("locals vars eval exec dir".split())
 # New tensors that take no memory from an argument.
 FACTORIES = fresh_tables.FACTORIES | frozenset(
     "logspace new_tensor randint_like scalar_tensor".split()
@@ -80,6 +87,22 @@ DROPOUTS = frozenset(cls.__name__ for cls in fresh_tables.TRANSPARENT_MODULES) -
 DROPOUT_FUNCTIONS = frozenset(
     "alpha_dropout dropout dropout1d dropout2d dropout3d feature_alpha_dropout".split()
 )
+
+
+@functools.cache
+def _flag_positions() -> dict[str, int]:
+    return {function.__name__: position for function, position in flagged_functions().items()}
+
+
+def may_write(name: str, args: Sequence[Value], kwargs: Mapping[str, Value]) -> bool:
+    """Whether an operator may overwrite what it is given, by ``out`` or by its flag."""
+    flag = kwargs.get("inplace")
+    position = _flag_positions().get(name)
+    if flag is None and position is not None and len(args) > position:
+        flag = args[position]
+    off = flag is None or (isinstance(flag, Known) and not flag.object)
+    out = kwargs.get("out")
+    return not off or not (out is None or (isinstance(out, Known) and out.object is None))
 
 
 @functools.cache

@@ -1,18 +1,22 @@
 """Functions of torch, of Python and of other libraries, in an abstract run."""
 
 import builtins
+import dataclasses
 import functools
 import sys
 from collections.abc import Sequence
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from safemodules.mutation.internals import user_class_of
 from safemodules.mutation.liveness import kinds
+from safemodules.mutation.liveness.callables import number_of
 from safemodules.mutation.liveness.containers import Containers
 from safemodules.mutation.liveness.frame import Frame
+from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
     NOTHING,
     PLAIN,
@@ -26,9 +30,11 @@ from safemodules.mutation.liveness.values import (
     Made,
     Method,
     Named,
+    Storages,
     Value,
     has_rest,
     is_plain,
+    merged,
     union,
 )
 from safemodules.mutation.resolution import is_foreign, static_attribute
@@ -57,8 +63,17 @@ class Library(Containers):
             return args[0]
         if called is functools.wraps:
             return Known(torch.compile)  # a decorator, after which the same is computed
+        if isinstance(called, functools.partial):
+            first = [Known(value) for value in called.args]
+            named = {name: Known(value) for name, value in called.keywords.items()}
+            return self.call_value(
+                Known(called.func), ([*first, *args], {**named, **kwargs}), frame
+            )
         name = getattr(called, "__name__", "")
         module = getattr(called, "__module__", None)
+        of = getattr(called, "__objclass__", None)
+        if of in (list, dict, set, tuple, frozenset, str):  # `list.copy`
+            return self.unknown_call(given, frame)
         try:
             answer = _ANSWERS.get(called)
         except TypeError:
@@ -69,8 +84,11 @@ class Library(Containers):
         if any(isinstance(value, Made) for value in given) and not plain:
             return self.unknown_call(given, frame)
         if module == "builtins" and not isinstance(called, type):
-            if name not in kinds.BUILTINS_OF_OBJECTS and any(s < 0 for s in union(given)):
+            runs = kwargs or any(storage < 0 for storage in union(given))
+            if name not in kinds.BUILTINS_OF_OBJECTS and runs:
                 return self.unknown_call(given, frame)  # `max(..., key=function)`
+            if name in kinds.NAMESPACES:
+                raise UnsupportedError(f"it calls {name}(), which sees all names")
             return self._builtin(name, args, frame)
         if name == "annotate" and module == "torch.jit":
             return args[1]
@@ -94,11 +112,15 @@ class Library(Containers):
                 return Known(getattr(builtins, name)(*objects))
             return VALUE
         if name == "getattr" and isinstance(args[1], Known):
-            return self.attribute_of(args[0], str(args[1].object), frame)
+            attribute = self.attribute_of(args[0], str(args[1].object), frame)
+            return attribute if len(args) < 3 else merged(attribute, args[2])
         if name in ("setattr", "delattr"):  # whichever attribute: see `Changing.assigns`
-            held = args[0].storages or frozenset({STATE, UNKNOWN})
-            frame.world.put(held, union(args[2:]))
+            frame.world.put(args[0].storages | {STATE, UNKNOWN}, union(args[2:]))
             return VALUE
+        if name == "type" and len(args) == 1:
+            if isinstance(args[0], Known):
+                return Known(user_class_of(type(args[0].object)))
+            return Abstract(frozenset({UNKNOWN}))
         if name == "len":
             entries = self.entries_of(args[0])
             if entries is None and isinstance(args[0], Known):
@@ -107,12 +129,13 @@ class Library(Containers):
                     return Known(len(known))
             return VALUE if entries is None else Known(len(entries))
         if name in kinds.BUILTINS_OF_VALUES:
-            if name not in ("len", "isinstance", "id", "type"):
+            if name not in ("len", "isinstance", "type"):
                 for value in args:
                     self.read(value, frame)
             return VALUE
         if name in ("iter", "next", "sorted"):
-            return Abstract(args[0].storages | frame.world.contents(args[0].storages))
+            held = args[0].storages | frame.world.contents(args[0].storages)
+            return Abstract(held | union(args[1:]))
         if name in kinds.BUILTINS_OF_NUMBERS:
             for value in args:
                 self.read(value, frame)
@@ -133,16 +156,23 @@ class Library(Containers):
             return self._container(cls, args, kwargs, frame)
         if cls.__name__ in kinds.BUILTINS_OF_VALUES and cls.__module__ == "builtins":
             return self._builtin(cls.__name__, args, frame)
-        if issubclass(cls, BaseException) or cls is torch.Size:
+        if (issubclass(cls, BaseException) and not union(given)) or cls is torch.Size:
             return VALUE
         if issubclass(cls, Tensor):
             return self.torch_call("to", args, kwargs, frame)  # perhaps a view
         if _holds_module(given):
             return self.unknown_call(given, frame)
-        if is_foreign(_file_of(cls)) or issubclass(cls, tuple):
-            return self.container(union(given), frame)
+        if issubclass(cls, BaseException) and union(given):
+            return self.unknown_call(given, frame)
+        if is_foreign(_file_of(cls)):
+            return self.container(frame.world.held_by(union(given)), frame)
+        if issubclass(cls, tuple):
+            return self.made(cls, union(given), frame)
         if hasattr(cls, "__dataclass_fields__"):  # its `__init__` has no text of its own
-            made = Made(cls, self.container(union(given), frame).storages)
+            fields: Any = vars(cls).get("__dataclass_fields__", {}).values()
+            made_anew = any(f.default_factory is not dataclasses.MISSING for f in fields)
+            held = union(given) | (frozenset({UNKNOWN}) if made_anew else NOTHING)
+            made = self.made(cls, held, frame)
             after = made.method("__post_init__")
             if after is not None:
                 self.call_function(after, [made], {}, frame)
@@ -150,9 +180,15 @@ class Library(Containers):
         init = getattr(cls, "__init__", None)
         if not isinstance(init, FunctionType):
             return self.unknown_call(given, frame)
-        made = Made(cls, self.container(NOTHING, frame).storages)
+        made = self.made(cls, NOTHING, frame)
         self.call_function(init, [made, *args], kwargs, frame)
         return made
+
+    def made(self, cls: type, held: Storages, frame: Frame) -> Made:
+        """A new object, which is known by its number where it is held."""
+        (cell,) = self.container(held, frame).storages
+        made = Made(cls, frozenset({cell}))
+        return Made(cls, frozenset({cell, number_of(("made", cell), made)}))
 
     def _container(
         self, cls: type, args: Sequence[Value], kwargs: dict[str, Value], frame: Frame
@@ -175,7 +211,7 @@ class Library(Containers):
                 return Items(tuple(Items(tuple(row)) for row in zip(*known, strict=False)))
             if cls is reversed:
                 return Items(tuple(reversed(known[0])))
-            if cls in (tuple, list) and all(isinstance(e, Known) for e in known[0]):
+            if cls is tuple and all(isinstance(e, Known) for e in known[0]):
                 return Items(tuple(known[0]))
         held = frame.world.contents(union(given)) | (NOTHING if cls is not dict else union(given))
         if cls in (zip, enumerate) and len(given) and any(entries is not None for entries in lists):
@@ -205,20 +241,35 @@ class Library(Containers):
         if isinstance(known, dict) and name in ("items", "keys", "values"):
             return Known(list(getattr(known, name)()))
         if isinstance(known, dict) and name == "get" and given and isinstance(given[0], Known):
-            return Known(known.get(given[0].object))
+            default = given[1] if len(given) > 1 else Known(None)
+            try:
+                found = given[0].object in known
+            except TypeError:  # it raises when the forward runs, too
+                return VALUE
+            return Known(known[given[0].object]) if found else default
         if isinstance(known, str | int | float | bool | list | tuple | dict | range | torch.Size):
             if isinstance(known, list | dict) and name in kinds.CONTAINER_WRITERS:
-                frame.world.put(frozenset({STATE}), union(given))
-                return VALUE
+                held = union(given) | frame.world.contents(union(given))
+                frame.world.put(frozenset({STATE}), held)
+                return Abstract(frozenset({STATE}) | held) if name == "setdefault" else VALUE
             return Abstract(holder.storages | union(given))
+        if not isinstance(known, Tensor | nn.Module | ModuleType | type | FunctionType):
+            if not any(storage < 0 for storage in holder.storages):  # a deque, a set
+                frame.world.put(frozenset({STATE}), frame.world.held_by(union(given)))
+                for value in given:
+                    self.read(value, frame)
+                return Abstract(frozenset({STATE}))
         return None
 
     def method(self, holder: Value, name: str, arguments: Arguments, frame: Frame) -> Value:
         """A method of a tensor, or of a container."""
         args, kwargs = arguments
         given = [*args, *kwargs.values()]
-        if has_rest(given) or any(storage < 0 for storage in holder.storages):
+        keyed = name in ("sort", "sorted") and bool(given)
+        if has_rest(given) or keyed or any(storage < 0 for storage in holder.storages):
             return self.unknown_call([holder, *given], frame)
+        if not holder.storages and union(given) and not isinstance(holder, Items | Named):
+            return self.unknown_call(given, frame)  # no tensor, so no method of torch's
         containers = frame.world.containers(holder.storages)
         if name in kinds.CONTAINER_WRITERS:
             held = holder.storages or frozenset({UNKNOWN})
@@ -246,8 +297,17 @@ class Library(Containers):
     ) -> Value:
         """An operator of torch, by its name."""
         given = [*args, *kwargs.values()]
+        if name in kinds.IDENTITY:
+            for value in given:
+                self.read(value, frame)
+            return VALUE
         if name in kinds.SILENT or name == "_assert":
             return VALUE
+        if kinds.may_write(name, args, kwargs):
+            for value in given:
+                self.read(value, frame)
+            self.stays_in_place(frame.world.held_by(union(given)), frame)
+            return Abstract(frame.world.held_by(union(given)) | {self.new()})
         if name in kinds.NUMBERS:
             for value in given:
                 self.read(value, frame)

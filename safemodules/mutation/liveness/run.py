@@ -103,6 +103,12 @@ class Run:
         """The result of an operator."""
         raise NotImplementedError
 
+    def call_value(
+        self, callee: Value, arguments: tuple[list[Value], dict[str, Value]], frame: Frame
+    ) -> Value:
+        """Call a value."""
+        raise NotImplementedError
+
     def call_function(
         self,
         function: FunctionType,

@@ -5,10 +5,13 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from types import FunctionType
+from enum import Enum
+from pathlib import PurePath
+from types import FunctionType, ModuleType
 from typing import Any, TypeGuard
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 
 from safemodules.mutation.liveness.callables import callables_in, number_of
 from safemodules.mutation.reach import Reached
@@ -146,6 +149,11 @@ class Made(Value):
         found = inspect.getattr_static(self.cls, name, None)
         return found if isinstance(found, FunctionType) else None
 
+    def has_setter(self, name: str) -> bool:
+        """Whether code of the class runs when an attribute is set."""
+        found = inspect.getattr_static(self.cls, name, None)
+        return hasattr(type(found), "__set__") or self.method("__setattr__") is not None
+
     @property
     def storages(self) -> Storages:
         """The object itself, which is a container of its attributes."""
@@ -166,6 +174,8 @@ class Method(Value):
 
 
 PLAIN = (int, float, str, bool, type(None), complex)
+_FORMS = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
+_NO_TENSORS = (*PLAIN, *_FORMS, bytes, range, slice, type, ModuleType, nn.Module, Enum, PurePath)
 VALUE = Abstract()  # a number, a shape, a flag
 
 
@@ -246,13 +256,11 @@ def _equal(first: Value, second: Value) -> bool:
 
 
 def holds_tensor(value: Any, depth: int = 0) -> bool:
-    """Whether an object is a tensor, or a container with one in it; a module is none."""
-    if isinstance(value, Tensor):
-        return True
-    if depth > 3 or isinstance(value, str | nn.Module):
+    """Whether an object is a tensor, or may hold one; a module or a function is none."""
+    if isinstance(value, _NO_TENSORS) or callable(value):
         return False
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, list | tuple | set | frozenset):
-        return False
-    return any(holds_tensor(entry, depth + 1) for entry in value)
+        return True  # a tensor, or whatever is not looked into
+    return depth > 3 or any(holds_tensor(entry, depth + 1) for entry in value)
