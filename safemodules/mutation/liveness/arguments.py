@@ -80,5 +80,5 @@ class Binding(Library):
             found = default
         if method == "pop":
             left = {each: value for each, value in holder.entries.items() if each != key}
-            frame.names[name] = Named(left)
+            frame.bind(name, Named(left))
         return found

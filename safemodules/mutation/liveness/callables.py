@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from safemodules.mutation.resolution import is_foreign
 
-__all__ = ["callables_in", "forget_callables", "number_of", "numbered"]
+__all__ = ["callables_in", "forget_callables", "lose", "lost", "number_of", "numbered"]
 
 _DEPTH = 3  # lists in lists that are looked into
 _PLAIN = (int, float, str, bytes, bool, type(None), complex, type, range, ModuleType, Tensor)
@@ -30,6 +30,7 @@ class _Registry(threading.local):
     def __init__(self) -> None:
         self.numbers: dict[Any, int] = {}
         self.values: list[Any] = []
+        self.lost: list[Any] = []
 
 
 _registry = _Registry()
@@ -39,6 +40,17 @@ _of_the_user: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 def forget_callables() -> None:
     """Begin anew, and keep no object alive."""
     _registry.__init__()  # type: ignore[misc]
+
+
+def lose(value: Any) -> None:
+    """A list or the like that exists already is one of several, and may be changed as such."""
+    if isinstance(value, list | dict | set):
+        _registry.lost.append(value)
+
+
+def lost() -> list[Any]:
+    """What :func:`lose` was told of."""
+    return _registry.lost
 
 
 def number_of(key: Any, value: Any) -> int:

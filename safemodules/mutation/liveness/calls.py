@@ -304,6 +304,8 @@ class Calls(Binding):
         if is_foreign(function.__code__.co_filename):
             return self.foreign(function, args, kwargs, frame)
         place = self.line
+        args = [self.lasting(value, frame) for value in args]
+        kwargs = {name: self.lasting(value, frame) for name, value in kwargs.items()}
         try:
             with self.limited():
                 value, frame.world = self.run_function(function, args, kwargs, frame.world, holder)

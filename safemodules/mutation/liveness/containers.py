@@ -2,11 +2,13 @@
 
 import ast
 from collections.abc import Sequence
+from types import FunctionType
 from typing import Any
 
 from torch import nn
 
 from safemodules.mutation.fresh_modules import is_sequential
+from safemodules.mutation.liveness.callables import callables_in
 from safemodules.mutation.liveness.changing import is_changeable
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.run import Run
@@ -17,12 +19,22 @@ from safemodules.mutation.liveness.values import (
     Known,
     Made,
     Named,
+    Once,
     Value,
     has_rest,
     holds_tensor,
     union,
 )
 from safemodules.mutation.resolution import is_torch_class
+
+
+def runs_code(value: Value) -> bool:
+    """Whether a value is an object of a class of the user's, whose operators are code."""
+    if not isinstance(value, Known) or isinstance(value.object, nn.Module | FunctionType):
+        return False
+    if isinstance(value.object, list | tuple | dict | set | frozenset):
+        return False
+    return bool(callables_in(value.object))
 
 
 class Containers(Run):
@@ -52,7 +64,7 @@ class Containers(Run):
 
     def entry_of(self, value: Value, key: Value, frame: Frame) -> Value:
         """``value[key]``."""
-        if isinstance(value, Made) and value.method("__getitem__"):
+        if (isinstance(value, Made) and value.method("__getitem__")) or runs_code(value):
             return self.unknown_call([value, key], frame)
         index = key.object if isinstance(key, Known) else None
         entries = self.entries_of(value)
@@ -106,6 +118,8 @@ class Containers(Run):
         """One of what iteration gives."""
         if isinstance(value, Made) and (value.method("__iter__") or value.method("__getitem__")):
             return self.unknown_call([value], frame)
+        if runs_code(value):
+            return self.unknown_call([value], frame)
         self.lose_sight([value] if isinstance(value, Items) else [])
         return Abstract(frame.world.contents(value.storages))
 
@@ -124,6 +138,10 @@ class Containers(Run):
             if isinstance(known, dict):
                 return [Known(key) for key in known]
         return None
+
+    def lasting(self, value: Value, frame: Frame) -> Value:
+        """A value that gets a name: what is given once may be asked again, in vain."""
+        return self.container(value.storages, frame) if isinstance(value, Once) else value
 
     def shared(self, name: str, frame: Frame) -> Value:
         """A dict of named arguments, which somebody else may hold or change from now on."""

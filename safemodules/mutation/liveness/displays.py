@@ -25,6 +25,7 @@ from safemodules.mutation.liveness.values import (
     is_text,
     union,
 )
+from safemodules.mutation.liveness.world import join
 from safemodules.mutation.resolution import mangled
 
 
@@ -112,20 +113,28 @@ class Displays(Calls):
             known = self.entries_of(iterated)
             rounds = known
             if rounds is None:
-                if any(isinstance(inner, ast.NamedExpr) for inner in ast.walk(node)):
-                    raise UnsupportedError("a comprehension that counts")
                 self.rounds += 1
                 rounds = [self.element_of(iterated, frame)] * 2
                 entries = None
             for entry in rounds:
                 self.store(generator.target, entry, frame)
-                for condition in generator.ifs:
-                    if self.test(condition, frame) is None:
-                        entries = None
+                tested = [self.test(condition, frame) for condition in generator.ifs]
+                if False in tested:
+                    continue
+                before = dict(frame.names), frame.world.copy()
                 run(generators[1:])
+                if known is None or None in tested:  # perhaps it is left out
+                    entries = None
+                    now = frame.names, frame.world
+                    frame.names, frame.world = join(before, now, self.numbers)
             if known is None:
                 self.rounds -= 1
 
+        counts = any(isinstance(inner, ast.NamedExpr) for inner in ast.walk(node))
+        if counts and isinstance(
+            node, ast.GeneratorExp | ast.ListComp | ast.SetComp | ast.DictComp
+        ):
+            raise UnsupportedError("a comprehension that binds a name")
         run(node.generators)
         bound = {
             n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)
@@ -134,6 +143,10 @@ class Displays(Calls):
             frame.names.pop(name, None)
             if name in outer:
                 frame.names[name] = outer[name]
+        if isinstance(node, ast.GeneratorExp):  # which reads when it is asked, perhaps later
+            loaded = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            seen = union(value for name, value in frame.names.items() if name in loaded)
+            held.update(storage for storage in seen if storage >= 0)
         modules = self.list_of_modules(entries)
         return self.container(frozenset(held), frame) if modules is None else modules
 
@@ -142,6 +155,7 @@ class Displays(Calls):
     def store(self, target: ast.expr, value: Value, frame: Frame) -> None:
         """Bind a target."""
         if isinstance(target, ast.Name):
+            value = self.lasting(value, frame)
             if target.id in frame.outer:  # anyone may read it
                 frame.world.put(frozenset({UNKNOWN}), value.storages)
             else:
@@ -190,7 +204,7 @@ class Displays(Calls):
             key = self.evaluate(target.slice, frame)
             if is_text(key):
                 entries = {**holder.entries, key.object: value}
-                frame.names[target.value.id] = Named(entries)
+                frame.bind(target.value.id, Named(entries))
                 return
             holder = self.shared(target.value.id, frame)
         self.note_change(holder)

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from safemodules.mutation.liveness.containers import runs_code
 from safemodules.mutation.liveness.displays import Displays
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.kinds import IDENTITY, SILENT, STRIDED_VIEWS
@@ -87,6 +88,7 @@ class Expressions(Displays):
             inner = self.test(node.operand, frame)
             return None if inner is None else not inner
         if isinstance(node, ast.BoolOp):
+            _refuse_bindings(node.values[1:])
             stops, unknown = isinstance(node.op, ast.Or), False
             for operand in node.values:
                 found = self.test(operand, frame)
@@ -220,7 +222,7 @@ class Expressions(Displays):
 
     def operator(self, operands: Sequence[Value], frame: Frame) -> Value:
         """The result of an operator: new memory; or a list, which holds what its parts held."""
-        if any(isinstance(operand, Made) for operand in operands):
+        if any(isinstance(operand, Made) or runs_code(operand) for operand in operands):
             return self.unknown_call(operands, frame)
         if any(self.is_container(operand, frame) for operand in operands):
             held = frame.world.contents(union(operands))
@@ -244,6 +246,7 @@ class Expressions(Displays):
         return self.operator([operand], frame) if known is None else known
 
     def _compare(self, node: ast.Compare, frame: Frame) -> Value:
+        _refuse_bindings(node.comparators[1:])
         operands = [self.direct(o, frame) for o in (node.left, *node.comparators)]
         self.none_ness = None
         if isinstance(node.ops[0], ast.Is | ast.IsNot):
@@ -256,6 +259,8 @@ class Expressions(Displays):
                 for operand in operands:  # which tensor it is
                     self.read(operand, frame)
             return VALUE
+        if any(isinstance(o, Made) or runs_code(o) for o in operands):
+            return self.unknown_call(operands, frame)
         if isinstance(node.ops[0], ast.In | ast.NotIn):
             return self._membership(node.ops[0], operands, frame)
         known = None
@@ -339,6 +344,12 @@ class Expressions(Displays):
 
     def _starred(self, node: ast.Starred, frame: Frame) -> Value:
         raise UnsupportedError("a starred expression")
+
+
+def _refuse_bindings(nodes: Sequence[ast.expr]) -> None:
+    """What is perhaps not evaluated shall bind no name."""
+    if any(isinstance(inner, ast.NamedExpr) for node in nodes for inner in ast.walk(node)):
+        raise UnsupportedError("a name that is perhaps bound")
 
 
 def _computed(operator: Callable[..., Any] | None, *operands: Value) -> Value | None:

@@ -21,6 +21,7 @@ class Frame:
         continues: states in which its next pass began.
         outer: names that are assigned outside of the function.
         closures: nested functions, which see what the names stand for when they run.
+        bound: what names were bound to since an exception may have been raised.
     """
 
     reached: Reached
@@ -32,10 +33,13 @@ class Frame:
     continues: list[State] = field(default_factory=list)
     outer: frozenset[str] = frozenset()
     closures: list[Closure] = field(default_factory=list)
+    bound: list[tuple[str, Value]] | None = None
 
     def bind(self, name: str, value: Value) -> None:
         """Let a local name stand for a value."""
         self.names[name] = value
+        if self.bound is not None:
+            self.bound.append((name, value))
         for closure in self.closures:
             if name in closure.mentioned:
                 self.world.put(closure.storages, value.storages)

@@ -17,19 +17,20 @@ from types import FunctionType
 from typing import Any
 
 from safemodules.mutation.liveness.changing import outer_names
+from safemodules.mutation.liveness.containers import runs_code
 from safemodules.mutation.liveness.expressions import Expressions
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.unsupported import ImpossibleCallError, UnsupportedError
 from safemodules.mutation.liveness.values import (
     REST,
     UNKNOWN,
-    VALUE,
     Abstract,
     Closure,
     Items,
     Known,
     Made,
     Named,
+    Once,
     Value,
     has_rest,
     merged,
@@ -39,7 +40,6 @@ from safemodules.mutation.liveness.world import (
     State,
     World,
     forget_counts,
-    join,
     join_all,
     shape_of,
 )
@@ -107,8 +107,8 @@ class Interpreter(Expressions):
             self._leave_with(Known(None), frame)
         if not frame.returns:  # more likely something is not understood than that it always raises
             raise UnsupportedError("it does not return")
-        names, world = join_all(frame.returns, self.numbers)
-        return names["return"], world
+        frame.names, world = join_all(frame.returns, self.numbers)  # nested functions see them
+        return frame.names["return"], world
 
     def _bound(
         self,
@@ -184,10 +184,20 @@ class Interpreter(Expressions):
         frame.alive = False
 
     def _raise(self, node: ast.Raise, frame: Frame) -> None:
+        if self.raised:
+            for part in (node.exc, node.cause):
+                if part is not None:
+                    self.evaluate(part, frame)
+        self._note_raise(frame)
         frame.alive = False
+
+    def _note_raise(self, frame: Frame) -> None:
+        if self.raised:
+            self.raised[-1].append(frame.world.copy())
 
     def _claim(self, node: ast.Assert, frame: Frame) -> None:
         self.test(node.test, frame)
+        self._note_raise(frame)
 
     def _delete(self, node: ast.Delete, frame: Frame) -> None:
         for target in node.targets:
@@ -222,11 +232,15 @@ class Interpreter(Expressions):
             self._repeat(node, [(node.target, element)], frame)
         else:
             outer, frame.breaks = frame.breaks, []
+            ends: list[State] = []
             for entry in entries:
                 if not frame.alive:
                     break
+                if isinstance(iterated, Once) and iterated.partial:
+                    ends.append((dict(frame.names), frame.world.copy()))
                 self.store(node.target, entry, frame)
                 self._iteration(node.body, frame)
+            self._resume([*ends, *frame.state], frame)
             self.after_loop(node, outer, frame)
 
     def _while(self, node: ast.While, frame: Frame) -> None:
@@ -259,7 +273,9 @@ class Interpreter(Expressions):
         entered = dict(frame.names), dict(frame.world.attributes)
         passes = 0
         # what a pass leaves in a name, another one may hand on to the next
-        while passes < len(names) + _changed(frame.world.attributes, entered[1]) + 2:
+        held = frame.world.held_by(union(frame.names.values()))
+        chain = len(names) + sum(map(frame.world.is_container, held))
+        while passes < chain + _changed(frame.world.attributes, entered[1]) + 2:
             passes += 1
             for target, value in targets:
                 self.store(target, value, frame)
@@ -295,37 +311,77 @@ class Interpreter(Expressions):
 
     def _with(self, node: ast.With, frame: Frame) -> None:
         left: list[Value] = []
+        swallows = False
         for item in node.items:
             value = self.evaluate(item.context_expr, frame)
             entered: Value = Abstract(value.storages | frozenset({UNKNOWN}))
             if isinstance(value, Made):
                 entered = self.method_of_made(value, "__enter__", ([], {}), frame)
+            elif runs_code(value):
+                entered = self.unknown_call([value], frame)
+            if isinstance(value, Made) or runs_code(value):
                 left.append(value)
+            swallows |= self._may_swallow(item.context_expr, frame)
             if item.optional_vars is not None:
                 self.store(item.optional_vars, entered, frame)
-        self.block(node.body, frame)
+        if swallows:
+            interrupted = self._guarded(node.body, frame)
+            self._resume([interrupted, *frame.state], frame)
+        else:
+            self.block(node.body, frame)
         for value in reversed(left):
             self.unknown_call([value], frame)  # `__exit__`
 
+    def _may_swallow(self, node: ast.expr, frame: Frame) -> bool:
+        """Whether an exception may end at a ``with``."""
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
+            return True
+        callee = self.evaluate(node.func, frame)
+        called = callee.object if isinstance(callee, Known) else None
+        owner = (getattr(called, "__module__", None) or "").partition(".")[0]
+        return owner not in ("torch", "warnings", "threading") and called is not nullcontext
+
+    def _guarded(self, body: Sequence[ast.stmt], frame: Frame) -> State:
+        """Run statements; what is true if an exception has left them, wherever."""
+        names, world = dict(frame.names), frame.world.copy()
+        outer, frame.bound = frame.bound, []
+        self.raised.append([])
+        self.block(body, frame)
+        raised, bound = self.raised.pop(), frame.bound
+        frame.bound = outer
+        if outer is not None:
+            outer += bound
+        if self.raised:
+            self.raised[-1] += raised
+        for name, value in bound:
+            names[name] = merged(names[name], value) if name in names else value
+        worlds = [world, frame.world.copy(), *raised]
+        return join_all([(dict(names), each) for each in worlds], self.numbers)
+
     def _try(self, node: Any, frame: Frame) -> None:
-        before = dict(frame.names), frame.world.copy()
-        self.block(node.body, frame)
-        after = (frame.names, frame.world) if frame.alive else None
+        leaves = (ast.Return, ast.Break, ast.Continue)
+        if any(isinstance(n, leaves) for part in node.finalbody for n in ast.walk(part)):
+            raise UnsupportedError("a `finally` that leaves")
+        left = frame.returns, frame.breaks, frame.continues
+        before = [len(states) for states in left]
+        interrupted = self._guarded(node.body, frame)
         ends: list[State] = []
-        if after is not None:
+        if frame.alive:
             self.block(node.orelse, frame)
             ends += frame.state
         for handler in node.handlers:
-            # it may have been left anywhere: before, after, or in between
-            begun = (dict(before[0]), before[1].copy())
-            state = begun if after is None else join(
-                begun, (dict(after[0]), after[1].copy()), self.numbers
-            )  # fmt: skip
-            frame.names, frame.world, frame.alive = *state, True
+            frame.names, frame.world = dict(interrupted[0]), interrupted[1].copy()
+            frame.alive = True
             if handler.name:
-                frame.names[handler.name] = VALUE
+                frame.bind(handler.name, Abstract(frozenset({UNKNOWN})))
             self.block(handler.body, frame)
             ends += frame.state
+        for states, count in zip(left, before, strict=True):
+            for index in range(count, len(states)):
+                frame.names, frame.world = states[index]
+                frame.alive = True
+                self.block(node.finalbody, frame)
+                states[index] = frame.names, frame.world
         self._resume(ends, frame)
         if frame.alive:
             self.block(node.finalbody, frame)

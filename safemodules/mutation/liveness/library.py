@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from safemodules.mutation.internals import user_class_of
 from safemodules.mutation.liveness import kinds
 from safemodules.mutation.liveness.callables import number_of
-from safemodules.mutation.liveness.containers import Containers
+from safemodules.mutation.liveness.containers import Containers, runs_code
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
@@ -30,6 +30,7 @@ from safemodules.mutation.liveness.values import (
     Made,
     Method,
     Named,
+    Once,
     Storages,
     Value,
     has_rest,
@@ -81,8 +82,9 @@ class Library(Containers):
         if answer is not None:
             return Known(answer)
         plain = module == "builtins" and name in kinds.BUILTINS_OF_OBJECTS
-        if any(isinstance(value, Made) for value in given) and not plain:
-            return self.unknown_call(given, frame)
+        if any(isinstance(value, Made) or runs_code(value) for value in given):
+            if not plain or name == "len":
+                return self.unknown_call(given, frame)
         if module == "builtins" and not isinstance(called, type):
             runs = kwargs or any(storage < 0 for storage in union(given))
             if name not in kinds.BUILTINS_OF_OBJECTS and runs:
@@ -199,7 +201,7 @@ class Library(Containers):
             return self._range(args)
         if cls is enumerate and lists and lists[0] is not None:
             start = given[1] if len(given) > 1 else Known(0)
-            return Items(
+            return Once(
                 tuple(
                     Items((Known(start.object + i) if isinstance(start, Known) else VALUE, entry))
                     for i, entry in enumerate(lists[0])
@@ -208,9 +210,9 @@ class Library(Containers):
         if given and all(entries is not None for entries in lists):
             known = [entries or [] for entries in lists]
             if cls is zip:
-                return Items(tuple(Items(tuple(row)) for row in zip(*known, strict=False)))
+                return Once(tuple(Items(tuple(row)) for row in zip(*known, strict=False)))
             if cls is reversed:
-                return Items(tuple(reversed(known[0])))
+                return Once(tuple(reversed(known[0])))
             if cls is tuple and all(isinstance(e, Known) for e in known[0]):
                 return Items(tuple(known[0]))
         held = frame.world.contents(union(given)) | (NOTHING if cls is not dict else union(given))
@@ -222,7 +224,8 @@ class Library(Containers):
                     [known] * len(rows) if column is None else column
                     for known, column in zip(entry, lists, strict=True)
                 ]
-                return Items(tuple(Items(tuple(row)) for row in zip(*columns, strict=False)))
+                found = tuple(Items(tuple(row)) for row in zip(*columns, strict=False))
+                return Once(found, partial=True)
         self.lose_sight(given)
         return self.container(held, frame)
 

@@ -80,6 +80,7 @@ class Run:
         self.unknown_callee = ""  # the line that calls something of which nothing is known
         self.none_ness: bool | None = None
         self.running: list[nn.Module] = []
+        self.raised: list[list[World]] = []  # for each `try` that runs
         self.depth = self.rounds = self.steps = 0
         self.limit = _STEPS
         self.line = ""

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import nn
 
-from safemodules.mutation.liveness.callables import callables_in, number_of
+from safemodules.mutation.liveness.callables import callables_in, lose, number_of
 from safemodules.mutation.reach import Reached
 
 Storages = frozenset[int]  # below zero: see NOTE [ Callables as memory ]
@@ -88,6 +88,17 @@ class Items(Value):
     def storages(self) -> Storages:
         """Memory of all entries."""
         return union(self.entries)
+
+
+@dataclass(frozen=True)
+class Once(Items):
+    """What `zip` and the like give, one by one and once.
+
+    Attributes:
+        partial: perhaps only the first ones of them.
+    """
+
+    partial: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,6 +200,9 @@ def merged(first: Value, second: Value) -> Value:
     if first is second or (type(first) is type(second) and _equal(first, second)):
         return first
     storages = first.storages | second.storages
+    for value in (first, second):
+        if isinstance(value, Known):
+            lose(value.object)
     if isinstance(first, Items) and isinstance(second, Items):
         alike = has_rest(first.entries) == has_rest(second.entries)
         if alike and len(first.entries) == len(second.entries):

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from safemodules.mutation.internals import user_class_of
-from safemodules.mutation.liveness.callables import forget_callables
+from safemodules.mutation.liveness.callables import forget_callables, lost
 from safemodules.mutation.liveness.changing import Changing
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.interpreter import Interpreter
@@ -95,6 +95,8 @@ def find_verdicts(
     for _ in range(_RUNS):
         relied = changing.size
         run = _run(model, reach, changing, modules.keys(), verdicts.keys(), at)
+        for value in lost():
+            changing.note(value)
         if changing.size > relied:
             continue
         found = _not_neutral(run, reach, [*sites, *modules])

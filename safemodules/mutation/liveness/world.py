@@ -28,7 +28,9 @@ from safemodules.mutation.liveness.values import (
     UNKNOWN,
     VALUE,
     Abstract,
+    Items,
     Known,
+    Named,
     Storages,
     Value,
     is_plain,
@@ -310,9 +312,27 @@ def forget_counts(values: dict[Any, Value], before: dict[Any, Value]) -> None:
         before: what they stood for when the loop was entered.
     """
     for key, value in values.items():
-        if is_plain(value):
-            if merged(before.get(key, value), value) is not before.get(key, value):
-                values[key] = VALUE
+        if key in before:
+            values[key] = _any_number(value, before[key])
+
+
+def _any_number(value: Value, before: Value) -> Value:
+    if value is before or merged(before, value) is before:
+        return value
+    if is_plain(value):
+        return VALUE
+    if isinstance(value, Known):  # a table of what comes next, say
+        return Abstract(value.storages | before.storages | {UNKNOWN})
+    if isinstance(value, Items):
+        others: Iterable[Value] = before.entries if isinstance(before, Items) else ()
+        known = [*others, *[VALUE] * len(value.entries)]
+        pairs = zip(value.entries, known, strict=False)
+        return type(value)(tuple(_any_number(entry, other) for entry, other in pairs))
+    if isinstance(value, Named):
+        earlier = before.entries if isinstance(before, Named) else {}
+        entries = value.entries.items()
+        return Named({name: _any_number(v, earlier.get(name, VALUE)) for name, v in entries})
+    return value
 
 
 def _merge(first: dict[int, Any], second: dict[int, Any]) -> dict[int, Any]:
