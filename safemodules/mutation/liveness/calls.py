@@ -62,7 +62,7 @@ class Calls(Binding):
             if _registers_hook(node.func.attr):
                 if not isinstance(holder, Known) or not isinstance(holder.object, nn.Module):
                     raise UnsupportedError("a hook of something that is not known")
-                self.opaque_module(holder.object, "a hook is registered on it in the forward")
+                self.changing.hooked.add(id(holder.object))
             if node.func.attr in CHANGING_METHODS:
                 self.note_change(holder)
             if isinstance(holder, Made):
@@ -204,7 +204,8 @@ class Calls(Binding):
         cls = user_class_of(type(module))
         given = [*args, *kwargs.values()]
         standard = inspect.getattr_static(cls, "__call__") is vars(nn.Module)["__call__"]
-        if has_hooks(module) or "forward" in module.__dict__ or not standard:
+        hooked = has_hooks(module) or id(module) in self.changing.hooked
+        if hooked or "forward" in module.__dict__ or not standard:
             self.opaque_module(module, "it has hooks, or a call of its own")
             return self.unknown_call(given, frame)
         base = nn.Sequential if is_sequential(module) else cls

@@ -8,7 +8,7 @@ changes one, and the run is repeated without relying on it.
 
 import ast
 from collections.abc import MutableMapping, MutableSequence, MutableSet
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -30,23 +30,34 @@ class Changing:
 
     Attributes:
         variables: names that some function assigns outside of itself: global and nonlocal ones.
+        hooked: modules on which the forward registers hooks, by identity.
         objects: existing containers and objects that a run has changed, by identity.
     """
 
     def __init__(self, reach: Reach) -> None:
         self.objects: dict[int, Any] = {}
         self.variables: set[str] = set()
+        self.hooked: set[int] = set()
         self._attributes: set[str] = set()
         self._everything = False
+        self._outside = ""
         self._namespaces: dict[int, dict[str, Any]] = {}  # of Python modules, by identity
         for reached in reach.all():
             self.look_at(reached)
+
+    @property
+    def outside(self) -> str:
+        """Where an attribute of a function, a class or a Python module is assigned, if anywhere."""
+        return self._outside
 
     def look_at(self, reached: Reached) -> None:
         """Note what a function assigns."""
         if reached.source is None:
             return
         for node in ast.walk(reached.source.node):
+            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+                if not self._outside and _is_outside(node.value, reached):
+                    self._outside = f"{reached.source.file.filename}:{node.lineno}"
             if isinstance(node, ast.Global | ast.Nonlocal):
                 self.variables.update(node.names)
             elif isinstance(node, ast.Attribute):
@@ -59,7 +70,9 @@ class Changing:
     @property
     def size(self) -> int:
         """How much may be another thing: it only grows."""
-        names = len(self.variables) + len(self._attributes) + len(self._namespaces)
+        names = (
+            len(self.hooked) + len(self.variables) + len(self._attributes) + len(self._namespaces)
+        )
         return len(self.objects) + names + self._everything
 
     def _call(self, node: ast.Call, namespace: dict[str, Any]) -> None:
@@ -107,3 +120,16 @@ def outer_names(node: ast.AST) -> frozenset[str]:
     """Names that a function, or one inside it, assigns outside of itself."""
     found = (n.names for n in ast.walk(node) if isinstance(n, ast.Global | ast.Nonlocal))
     return frozenset(name for names in found for name in names)
+
+
+def _is_outside(node: ast.expr, reached: Reached) -> bool:
+    """Whether an expression may be a function, a class or a Python module."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == "__class__" or _is_outside(node.value, reached)
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "type"
+    if not isinstance(node, ast.Name):
+        return False
+    found = reached.function.__globals__.get(node.id)
+    local = node.id in reached.function.__code__.co_varnames
+    return not local and isinstance(found, FunctionType | type | ModuleType)

@@ -1,7 +1,7 @@
 """Containers of an abstract run: what they hold, and what their entries may be."""
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -85,6 +85,9 @@ class Containers(Run):
                     return Abstract(union(map(Known, mapping.children())))
             if isinstance(mapping, nn.Module):
                 raise UnsupportedError("a module is chosen at run time")
+            if isinstance(mapping, Collection):
+                inner = mapping.values() if isinstance(mapping, Mapping) else mapping
+                self.lose_sight(map(Known, inner))
             return Abstract(value.storages)
         if isinstance(value, Items | Named):
             self.lose_sight([value])

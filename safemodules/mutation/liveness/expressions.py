@@ -143,6 +143,8 @@ class Expressions(Displays):
             return self._attribute_of_made(holder, name, frame)
         if isinstance(holder, Items | Named | Closure | Method):
             return Abstract(holder.storages | {UNKNOWN})
+        if name == "_version":
+            raise UnsupportedError("it asks how often a tensor was overwritten")
         if name in IDENTITY:
             self.read(holder, frame)
             return VALUE

@@ -136,6 +136,7 @@ class Library(Containers):
                     self.read(value, frame)
             return VALUE
         if name in ("iter", "next", "sorted"):
+            self.lose_sight(args)
             held = args[0].storages | frame.world.contents(args[0].storages)
             return Abstract(held | union(args[1:]))
         if name in kinds.BUILTINS_OF_NUMBERS:
@@ -167,7 +168,9 @@ class Library(Containers):
         if issubclass(cls, BaseException) and union(given):
             return self.unknown_call(given, frame)
         if is_foreign(_file_of(cls)):
-            return self.container(frame.world.held_by(union(given)), frame)
+            held = frame.world.held_by(union(given))
+            missing = frozenset({UNKNOWN}) if hasattr(cls, "__missing__") else NOTHING
+            return self.container(held | missing, frame)
         if issubclass(cls, tuple):
             return self.made(cls, union(given), frame)
         if hasattr(cls, "__dataclass_fields__"):  # its `__init__` has no text of its own
@@ -180,6 +183,8 @@ class Library(Containers):
                 self.call_function(after, [made], {}, frame)
             return made
         init = getattr(cls, "__init__", None)
+        if init is object.__init__ and not given:
+            return self.made(cls, NOTHING, frame)
         if not isinstance(init, FunctionType):
             return self.unknown_call(given, frame)
         made = self.made(cls, NOTHING, frame)
@@ -274,6 +279,9 @@ class Library(Containers):
         if not holder.storages and union(given) and not isinstance(holder, Items | Named):
             return self.unknown_call(given, frame)  # no tensor, so no method of torch's
         containers = frame.world.containers(holder.storages)
+        elsewhere = holder.storages & {STATE, UNKNOWN}
+        if name == "add" and elsewhere:  # perhaps of a set
+            frame.world.put(elsewhere, union(given))
         if name in kinds.CONTAINER_WRITERS:
             held = holder.storages or frozenset({UNKNOWN})
             inner = union(given)
@@ -293,7 +301,11 @@ class Library(Containers):
                 return VALUE
         if not holder.storages and not union(given):
             return VALUE if not isinstance(holder, Items | Named) else holder
-        return self.torch_call(name, [holder, *args], kwargs, frame)
+        found = self.torch_call(name, [holder, *args], kwargs, frame)
+        if self.inputs & holder.storages and union(given):  # perhaps no tensor, and no operator
+            frame.world.put(self.inputs, union(given))
+            return Abstract(found.storages | union(given))
+        return found
 
     def torch_call(
         self, name: str, args: Sequence[Value], kwargs: dict[str, Value], frame: Frame

@@ -45,6 +45,7 @@ class Run:
         reach: the functions that the forward reaches.
         changing: what the forward itself changes.
         flags: identities of modules whose flag is set.
+        inputs: what the caller passes to the model.
         kept: sites that stay in place.
         regions: what may be recomputed in backward, by the identities of its nodes.
         overwritten: those of them of which something that they read is overwritten later, and
@@ -67,6 +68,7 @@ class Run:
     ) -> None:
         self.reach, self.changing = reach, changing
         self.flags, self.kept, self.regions = flags, kept, regions
+        self.inputs: Storages = NOTHING
         self.overwritten: dict[Key, str] = {}
         self._read_in: dict[FoundRegion, Storages] = {}
         self.readers: dict[Key, tuple[str, bool]] = {}
@@ -325,8 +327,9 @@ class Run:
     def _note_changeable(self, value: Any, depth: int = 0) -> None:
         if is_changeable(value):
             self.changing.note(value)
-        if isinstance(value, list | tuple | dict) and depth < 3:
-            for entry in value.values() if isinstance(value, dict) else value:
+        if isinstance(value, Collection) and not isinstance(value, str | bytes | range):
+            inner = value.values() if isinstance(value, Mapping) else value
+            for entry in inner if depth < 3 and not isinstance(value, nn.Module) else ():
                 self._note_changeable(entry, depth + 1)
 
     def lose_callables(self, storages: Storages) -> None:

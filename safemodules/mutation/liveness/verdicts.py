@@ -108,6 +108,8 @@ def find_verdicts(
                 for key in [*sites, *modules]
                 if key not in verdicts
             }
+            if changing.outside:  # which a checkpoint does not put back
+                run.overwritten.update({r.key: changing.outside for r in at.values()})
             return Verdicts({**neutral, **verdicts}, run.overwritten)
     end = "the analysis has found no end"
     gave_up = SiteVerdict(Effect.UNKNOWN, end)
@@ -129,6 +131,7 @@ def _run(
     forward: Any = getattr(user_class_of(type(model)), "forward", None)
     inputs = run.numbers.new()
     given: Value = Abstract(frozenset({inputs}))
+    run.inputs = given.storages
     caller: Any = next(reach.all(), None)  # whose text is not looked at
     frame = Frame(caller, {}, World())
     args, kwargs = [given], {}

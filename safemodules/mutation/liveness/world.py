@@ -290,8 +290,8 @@ def shape_of(names: dict[str, Value], world: World, first: int) -> Any:
         shape.append((name, _kind_of(names[name]), numbered(names[name].storages)))
     for place, value in world.attributes.items():
         shape.append((place, _kind_of(value), numbered(value.storages)))
-    for key in (STATE, UNKNOWN):
-        shape.append((key, numbered(world.heap.get(key, NOTHING))))
+    for key in sorted(key for key in world.heap if key <= first):
+        shape.append((key, numbered(world.heap[key])))
     shape.append({s: world.stale[s] for s in world.stale if s <= first})
     while rest:
         storage = rest.pop(0)
