@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from safemodules.mutation.fresh_modules import is_sequential
 from safemodules.mutation.liveness.callables import callables_in
@@ -85,7 +85,7 @@ class Containers(Run):
                     return Abstract(union(map(Known, mapping.children())))
             if isinstance(mapping, nn.Module):
                 raise UnsupportedError("a module is chosen at run time")
-            if isinstance(mapping, Collection):
+            if isinstance(mapping, Collection) and not isinstance(mapping, Tensor):
                 inner = mapping.values() if isinstance(mapping, Mapping) else mapping
                 self.lose_sight(map(Known, inner))
             return Abstract(value.storages)

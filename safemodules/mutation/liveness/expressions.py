@@ -2,24 +2,19 @@
 
 import ast
 import builtins
-import functools
-import inspect
 import operator
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from types import FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
+from safemodules.mutation.liveness.attributes import Attributes
 from safemodules.mutation.liveness.containers import runs_code
-from safemodules.mutation.liveness.displays import Displays
 from safemodules.mutation.liveness.frame import Frame
-from safemodules.mutation.liveness.kinds import IDENTITY, SILENT, STRIDED_VIEWS
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
-    NOTHING,
     PLAIN,
     STATE,
     UNKNOWN,
@@ -31,18 +26,13 @@ from safemodules.mutation.liveness.values import (
     Made,
     Method,
     Named,
-    Storages,
     Value,
     is_plain,
     merged,
     union,
 )
 from safemodules.mutation.liveness.world import join
-from safemodules.mutation.resolution import mangled, static_attribute
 
-# What namedtuples and classes with slots keep their attributes in.
-_SLOTS = (type(namedtuple("_Pair", "x").x), MemberDescriptorType)  # type: ignore[attr-defined]
-_MISSING = static_attribute(nn.Identity(), "no such attribute")
 _BINARY: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -65,7 +55,7 @@ _ELSEWHERE = frozenset({STATE, UNKNOWN})  # memory that may be that of a list
 _PLAIN_CONTAINERS = (list, tuple, dict, set, frozenset, OrderedDict)
 
 
-class Expressions(Displays):
+class Expressions(Attributes):
     """Evaluates expressions over abstract values."""
 
     def evaluate(self, node: ast.expr, frame: Frame) -> Value:
@@ -130,84 +120,6 @@ class Expressions(Displays):
             if node.id in namespace:
                 return Known(namespace[node.id])
         return Abstract(frozenset({UNKNOWN}))  # bound on a path that was not taken
-
-    def _attribute(self, node: ast.Attribute, frame: Frame) -> Value:
-        return self.attribute_of(self.evaluate(node.value, frame), node.attr, frame)
-
-    def attribute_of(self, holder: Value, attr: str, frame: Frame) -> Value:
-        """An attribute of a value."""
-        name = mangled(attr, frame.reached.context.class_name)
-        if isinstance(holder, Known):
-            return self._attribute_of_object(holder.object, name, frame)
-        if isinstance(holder, Made):
-            return self._attribute_of_made(holder, name, frame)
-        if isinstance(holder, Items | Named | Closure | Method):
-            return Abstract(holder.storages | {UNKNOWN})
-        if name == "_version":
-            raise UnsupportedError("it asks how often a tensor was overwritten")
-        if name in IDENTITY:
-            self.read(holder, frame)
-            return VALUE
-        if name in SILENT:
-            return VALUE
-        if name in STRIDED_VIEWS:
-            frame.world.strided |= holder.storages
-        return Abstract(frame.world.contents(holder.storages) | holder.storages)
-
-    def _attribute_of_made(self, holder: Made, name: str, frame: Frame) -> Value:
-        found = inspect.getattr_static(holder.cls, name, None)
-        if isinstance(found, property) and isinstance(found.fget, FunctionType):
-            return self.call_function(found.fget, [holder], {}, frame)
-        if found is not None and not hasattr(type(found), "__get__"):  # of the class
-            held = Known(found).storages | holder.storages
-            return Abstract(held | frame.world.contents(self.cell_of(holder)))
-        plain = found is None or isinstance(found, _SLOTS)
-        if plain and not holder.method("__getattr__") and not holder.method("__getattribute__"):
-            return Abstract(frame.world.contents(self.cell_of(holder)) | self.cell_of(holder))
-        return self.unknown_call([holder], frame)
-
-    @staticmethod
-    def cell_of(made: Made) -> Storages:
-        """The container of its attributes."""
-        return frozenset(storage for storage in made.storages if storage >= 0)
-
-    def _attribute_of_object(self, holder: Any, name: str, frame: Frame) -> Value:
-        if isinstance(holder, Tensor):
-            return VALUE if name in SILENT else Abstract(frozenset({STATE}))
-        if isinstance(holder, nn.Module):
-            assigned = frame.world.attributes.get((id(holder), name))
-            if assigned is not None:
-                return assigned
-            if name == "inplace" and id(holder) in self.flags and holder not in self.running[-1:]:
-                self.unknown.setdefault(id(holder), f"its flag is read at {self.line}")
-            if name in ("training", "inplace"):
-                return VALUE
-        if isinstance(holder, FunctionType) and name in ("__module__", "__name__", "__qualname__"):
-            return Known(getattr(holder, name))
-        if type(holder).__module__ == "torch._ops":  # made when they are asked for
-            return Known(getattr(holder, name, None))
-        found = static_attribute(holder, name)
-        if self.changing.assigns(holder, name, found):
-            now = NOTHING if found is _MISSING else Known(found).storages
-            return Abstract(now | {STATE})
-        if found is _MISSING:
-            return Abstract(frozenset({UNKNOWN}))
-        if isinstance(found, property):
-            if isinstance(found.fget, FunctionType):
-                return self.call_function(found.fget, [Known(holder)], {}, frame, holder)
-            return Abstract(frozenset({UNKNOWN}))
-        if isinstance(found, functools.cached_property) and isinstance(found.func, FunctionType):
-            value = self.call_function(found.func, [Known(holder)], {}, frame, holder)
-            frame.world.put(frozenset({STATE}), value.storages)
-            return Abstract(value.storages | {STATE})
-        if isinstance(found, staticmethod):
-            return Known(found.__func__)
-        if isinstance(found, classmethod):
-            return Abstract(frozenset({UNKNOWN}))
-        if isinstance(found, FunctionType) and not isinstance(holder, ModuleType | type):
-            if name not in getattr(holder, "__dict__", {}):
-                return Method(found, holder)
-        return Known(found)
 
     # -- operators ----------------------------------------------------------------------
 
@@ -402,7 +314,7 @@ def _is_none(value: Value) -> bool | None:
 _EXPRESSIONS: dict[type, Callable[..., Value]] = {
     ast.Constant: Expressions._constant,
     ast.Name: Expressions._name,
-    ast.Attribute: Expressions._attribute,
+    ast.Attribute: Expressions.attribute,
     ast.BinOp: Expressions._binary,
     ast.UnaryOp: Expressions._unary,
     ast.Compare: Expressions._compare,

@@ -17,8 +17,7 @@ from types import FunctionType
 from typing import Any
 
 from safemodules.mutation.liveness.changing import outer_names
-from safemodules.mutation.liveness.containers import runs_code
-from safemodules.mutation.liveness.expressions import Expressions
+from safemodules.mutation.liveness.exits import Exits
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.unsupported import ImpossibleCallError, UnsupportedError
 from safemodules.mutation.liveness.values import (
@@ -28,7 +27,6 @@ from safemodules.mutation.liveness.values import (
     Closure,
     Items,
     Known,
-    Made,
     Named,
     Once,
     Value,
@@ -52,7 +50,7 @@ _ABSTRACT_ROUNDS = 40  # names that a loop may pass along, one to the next
 _DEPTH = 25
 
 
-class Interpreter(Expressions):
+class Interpreter(Exits):
     """Runs functions over abstract values."""
 
     # -- functions ----------------------------------------------------------------------
@@ -183,22 +181,6 @@ class Interpreter(Expressions):
         frame.returns.append(({**frame.names, "return": value}, frame.world))
         frame.alive = False
 
-    def _raise(self, node: ast.Raise, frame: Frame) -> None:
-        if self.raised:
-            for part in (node.exc, node.cause):
-                if part is not None:
-                    self.evaluate(part, frame)
-        self._note_raise(frame)
-        frame.alive = False
-
-    def _note_raise(self, frame: Frame) -> None:
-        if self.raised:
-            self.raised[-1].append(frame.world.copy())
-
-    def _claim(self, node: ast.Assert, frame: Frame) -> None:
-        self.test(node.test, frame)
-        self._note_raise(frame)
-
     def _delete(self, node: ast.Delete, frame: Frame) -> None:
         for target in node.targets:
             if isinstance(target, ast.Name):
@@ -222,7 +204,7 @@ class Interpreter(Expressions):
             self.steps += before[1].size // 32
             self.block(block, frame)
             ends += frame.state
-        self._resume(ends, frame)
+        self.resume(ends, frame)
 
     def _for(self, node: ast.For, frame: Frame) -> None:
         iterated = self.evaluate(node.iter, frame)
@@ -240,7 +222,7 @@ class Interpreter(Expressions):
                     ends.append((dict(frame.names), frame.world.copy()))
                 self.store(node.target, entry, frame)
                 self._iteration(node.body, frame)
-            self._resume([*ends, *frame.state], frame)
+            self.resume([*ends, *frame.state], frame)
             self.after_loop(node, outer, frame)
 
     def _while(self, node: ast.While, frame: Frame) -> None:
@@ -253,9 +235,9 @@ class Interpreter(Expressions):
         self.block(body, frame)
         ends = [*frame.continues, *frame.state]
         frame.continues = outer
-        self._resume(ends, frame)
+        self.resume(ends, frame)
 
-    def _resume(self, ends: list[State], frame: Frame) -> None:
+    def resume(self, ends: list[State], frame: Frame) -> None:
         """Go on where several paths meet."""
         frame.alive = bool(ends)
         if ends:
@@ -291,7 +273,7 @@ class Interpreter(Expressions):
             forget_counts(frame.names, entered[0])
             forget_counts(frame.world.attributes, entered[1])
         self.rounds -= 1
-        self._resume(ends, frame)
+        self.resume(ends, frame)
         self.after_loop(node, outer, frame)
 
     def after_loop(self, node: Any, outer: list[Any], frame: Frame) -> None:
@@ -299,7 +281,7 @@ class Interpreter(Expressions):
         breaks, frame.breaks = frame.breaks, outer
         if frame.alive:
             self.block(node.orelse, frame)
-        self._resume([*breaks, *frame.state], frame)
+        self.resume([*breaks, *frame.state], frame)
 
     def _break(self, node: ast.Break, frame: Frame) -> None:
         frame.breaks.append((frame.names, frame.world))
@@ -308,83 +290,6 @@ class Interpreter(Expressions):
     def _continue(self, node: ast.Continue, frame: Frame) -> None:
         frame.continues.append((frame.names, frame.world))
         frame.alive = False
-
-    def _with(self, node: ast.With, frame: Frame) -> None:
-        left: list[Value] = []
-        swallows = False
-        for item in node.items:
-            value = self.evaluate(item.context_expr, frame)
-            entered: Value = Abstract(value.storages | frozenset({UNKNOWN}))
-            if isinstance(value, Made):
-                entered = self.method_of_made(value, "__enter__", ([], {}), frame)
-            elif runs_code(value):
-                entered = self.unknown_call([value], frame)
-            if isinstance(value, Made) or runs_code(value):
-                left.append(value)
-            swallows |= self._may_swallow(item.context_expr, frame)
-            if item.optional_vars is not None:
-                self.store(item.optional_vars, entered, frame)
-        if swallows:
-            interrupted = self._guarded(node.body, frame)
-            self._resume([interrupted, *frame.state], frame)
-        else:
-            self.block(node.body, frame)
-        for value in reversed(left):
-            self.unknown_call([value], frame)  # `__exit__`
-
-    def _may_swallow(self, node: ast.expr, frame: Frame) -> bool:
-        """Whether an exception may end at a ``with``."""
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
-            return True
-        callee = self.evaluate(node.func, frame)
-        called = callee.object if isinstance(callee, Known) else None
-        owner = (getattr(called, "__module__", None) or "").partition(".")[0]
-        return owner not in ("torch", "warnings", "threading") and called is not nullcontext
-
-    def _guarded(self, body: Sequence[ast.stmt], frame: Frame) -> State:
-        """Run statements; what is true if an exception has left them, wherever."""
-        names, world = dict(frame.names), frame.world.copy()
-        outer, frame.bound = frame.bound, []
-        self.raised.append([])
-        self.block(body, frame)
-        raised, bound = self.raised.pop(), frame.bound
-        frame.bound = outer
-        if outer is not None:
-            outer += bound
-        if self.raised:
-            self.raised[-1] += raised
-        for name, value in bound:
-            names[name] = merged(names[name], value) if name in names else value
-        worlds = [world, frame.world.copy(), *raised]
-        return join_all([(dict(names), each) for each in worlds], self.numbers)
-
-    def _try(self, node: Any, frame: Frame) -> None:
-        leaves = (ast.Return, ast.Break, ast.Continue)
-        if any(isinstance(n, leaves) for part in node.finalbody for n in ast.walk(part)):
-            raise UnsupportedError("a `finally` that leaves")
-        left = frame.returns, frame.breaks, frame.continues
-        before = [len(states) for states in left]
-        interrupted = self._guarded(node.body, frame)
-        ends: list[State] = []
-        if frame.alive:
-            self.block(node.orelse, frame)
-            ends += frame.state
-        for handler in node.handlers:
-            frame.names, frame.world = dict(interrupted[0]), interrupted[1].copy()
-            frame.alive = True
-            if handler.name:
-                frame.bind(handler.name, Abstract(frozenset({UNKNOWN})))
-            self.block(handler.body, frame)
-            ends += frame.state
-        for states, count in zip(left, before, strict=True):
-            for index in range(count, len(states)):
-                frame.names, frame.world = states[index]
-                frame.alive = True
-                self.block(node.finalbody, frame)
-                states[index] = frame.names, frame.world
-        self._resume(ends, frame)
-        if frame.alive:
-            self.block(node.finalbody, frame)
 
     def _import(self, node: ast.Import | ast.ImportFrom, frame: Frame) -> None:
         for alias in node.names:
@@ -436,16 +341,16 @@ _STATEMENTS: dict[type, Any] = {
     ast.AnnAssign: Interpreter._annotated,
     ast.AugAssign: Interpreter.augmented,
     ast.Return: Interpreter._return,
-    ast.Raise: Interpreter._raise,
-    ast.Assert: Interpreter._claim,
+    ast.Raise: Interpreter.raise_statement,
+    ast.Assert: Interpreter.claim_statement,
     ast.Delete: Interpreter._delete,
     ast.If: Interpreter._if,
     ast.For: Interpreter._for,
     ast.While: Interpreter._while,
     ast.Break: Interpreter._break,
     ast.Continue: Interpreter._continue,
-    ast.With: Interpreter._with,
-    ast.Try: Interpreter._try,
+    ast.With: Interpreter.with_statement,
+    ast.Try: Interpreter.try_statement,
     ast.FunctionDef: Interpreter._define,
     ast.Import: Interpreter._import,
     ast.ImportFrom: Interpreter._import,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FunctionType, MethodType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from safemodules.mutation.found import FoundSite
 from safemodules.mutation.liveness.callables import callables_in, numbered
@@ -327,7 +327,7 @@ class Run:
     def _note_changeable(self, value: Any, depth: int = 0) -> None:
         if is_changeable(value):
             self.changing.note(value)
-        if isinstance(value, Collection) and not isinstance(value, str | bytes | range):
+        if isinstance(value, Collection) and not isinstance(value, str | bytes | range | Tensor):
             inner = value.values() if isinstance(value, Mapping) else value
             for entry in inner if depth < 3 and not isinstance(value, nn.Module) else ():
                 self._note_changeable(entry, depth + 1)

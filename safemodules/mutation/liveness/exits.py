@@ -1,0 +1,122 @@
+"""Ways out of a block in an abstract run: exceptions, contexts, ``finally``."""
+
+import ast
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from safemodules.mutation.liveness.containers import runs_code
+from safemodules.mutation.liveness.expressions import Expressions
+from safemodules.mutation.liveness.frame import Frame
+from safemodules.mutation.liveness.unsupported import UnsupportedError
+from safemodules.mutation.liveness.values import UNKNOWN, Abstract, Known, Made, Value, merged
+from safemodules.mutation.liveness.world import State, join_all
+
+
+class Exits(Expressions):
+    """Runs statements that may be left in the middle."""
+
+    def block(self, statements: Sequence[ast.stmt], frame: Frame) -> None:
+        """Run statements until one leaves."""
+        raise NotImplementedError
+
+    def resume(self, ends: list[State], frame: Frame) -> None:
+        """Go on where several paths meet."""
+        raise NotImplementedError
+
+    def raise_statement(self, node: ast.Raise, frame: Frame) -> None:
+        """The path ends; an exception may be caught further out."""
+        if self.raised:
+            for part in (node.exc, node.cause):
+                if part is not None:
+                    self.evaluate(part, frame)
+        self._note_raise(frame)
+        frame.alive = False
+
+    def _note_raise(self, frame: Frame) -> None:
+        if self.raised:
+            self.raised[-1].append(frame.world.copy())
+
+    def claim_statement(self, node: ast.Assert, frame: Frame) -> None:
+        """``assert``, which may raise."""
+        self.test(node.test, frame)
+        self._note_raise(frame)
+
+    def with_statement(self, node: ast.With, frame: Frame) -> None:
+        """Statements inside of contexts, some of which swallow exceptions."""
+        left: list[Value] = []
+        swallows = False
+        for item in node.items:
+            value = self.evaluate(item.context_expr, frame)
+            entered: Value = Abstract(value.storages | frozenset({UNKNOWN}))
+            if isinstance(value, Made):
+                entered = self.method_of_made(value, "__enter__", ([], {}), frame)
+            elif runs_code(value):
+                entered = self.unknown_call([value], frame)
+            if isinstance(value, Made) or runs_code(value):
+                left.append(value)
+            swallows |= self._may_swallow(item.context_expr, frame)
+            if item.optional_vars is not None:
+                self.store(item.optional_vars, entered, frame)
+        if swallows:
+            interrupted = self._guarded(node.body, frame)
+            self.resume([interrupted, *frame.state], frame)
+        else:
+            self.block(node.body, frame)
+        for value in reversed(left):
+            self.unknown_call([value], frame)  # `__exit__`
+
+    def _may_swallow(self, node: ast.expr, frame: Frame) -> bool:
+        """Whether an exception may end at a ``with``."""
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
+            return True
+        callee = self.evaluate(node.func, frame)
+        called = callee.object if isinstance(callee, Known) else None
+        owner = (getattr(called, "__module__", None) or "").partition(".")[0]
+        return owner not in ("torch", "warnings", "threading") and called is not nullcontext
+
+    def _guarded(self, body: Sequence[ast.stmt], frame: Frame) -> State:
+        """Run statements; what is true if an exception has left them, wherever."""
+        names, world = dict(frame.names), frame.world.copy()
+        outer, frame.bound = frame.bound, []
+        self.raised.append([])
+        self.block(body, frame)
+        raised, bound = self.raised.pop(), frame.bound
+        frame.bound = outer
+        if outer is not None:
+            outer += bound
+        if self.raised:
+            self.raised[-1] += raised
+        for name, value in bound:
+            names[name] = merged(names[name], value) if name in names else value
+        worlds = [world, frame.world.copy(), *raised]
+        return join_all([(dict(names), each) for each in worlds], self.numbers)
+
+    def try_statement(self, node: Any, frame: Frame) -> None:
+        """Statements, and what runs where an exception has left them."""
+        leaves = (ast.Return, ast.Break, ast.Continue)
+        if any(isinstance(n, leaves) for part in node.finalbody for n in ast.walk(part)):
+            raise UnsupportedError("a `finally` that leaves")
+        left = frame.returns, frame.breaks, frame.continues
+        before = [len(states) for states in left]
+        interrupted = self._guarded(node.body, frame)
+        ends: list[State] = []
+        if frame.alive:
+            self.block(node.orelse, frame)
+            ends += frame.state
+        for handler in node.handlers:
+            frame.names, frame.world = dict(interrupted[0]), interrupted[1].copy()
+            frame.alive = True
+            if handler.name:
+                frame.bind(handler.name, Abstract(frozenset({UNKNOWN})))
+            self.block(handler.body, frame)
+            ends += frame.state
+        for states, count in zip(left, before, strict=True):
+            for index in range(count, len(states)):
+                frame.names, frame.world = states[index]
+                frame.alive = True
+                self.block(node.finalbody, frame)
+                states[index] = frame.names, frame.world
+        self.resume(ends, frame)
+        if frame.alive:
+            self.block(node.finalbody, frame)
