@@ -7,10 +7,15 @@ from collections import OrderedDict
 import pytest
 import torch
 import torch.nn.functional as F
+from sources import load_source
 from torch import nn
 
 import safemodules as sm
+from safemodules.mutation.finder import find
 from safemodules.mutation.fresh_tables import FRESH_FUNCTIONS, FRESH_METHODS, FRESH_MODULES
+from safemodules.mutation.freshness import analyse_text
+from safemodules.mutation.resolution import Context
+from safemodules.mutation.source import source_of
 
 
 def decisions(model):
@@ -305,3 +310,23 @@ def test_methods_of_the_table_return_new_memory(name):
 def test_functions_of_the_table_are_not_in_place():
     assert F.relu in FRESH_FUNCTIONS and torch.relu_ not in FRESH_FUNCTIONS
     assert torch.reshape not in FRESH_FUNCTIONS and F.dropout not in FRESH_FUNCTIONS
+
+
+BEYOND = {
+    "break": "for i in range(3):\n    if i:\n        y = h\n        break\n    h = torch.sin(x)",
+    "continue": "for i in range(3):\n    y = h\n    if i:\n        continue\n    h = torch.sin(x)",
+    "a block that swallows": "with suppress(ValueError):\n    y = h\n    int('a')\n    h = torch.sin(x)",
+    "a plus": "y = +h",
+    "all names": "y = locals()['h']",
+}
+
+
+@pytest.mark.parametrize("body", BEYOND.values(), ids=BEYOND)
+def test_paths_that_are_not_followed_prove_nothing(tmp_path, body):
+    body = textwrap.indent(body, " " * 4)
+    text = "from contextlib import suppress\nimport torch\n\n\n"
+    text += f"def f(x):\n    h = torch.sin(x)\n{body}\n    h += 1\n    return y\n"
+    function = load_source(tmp_path, text).f
+    source, context = source_of(function), Context(function)
+    sites = find(source.node, context).sites
+    assert sites and not analyse_text(source.node, context, sites).sites

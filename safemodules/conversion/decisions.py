@@ -23,7 +23,6 @@ CLASH = Decision("swap", "overwrites what backward needs")
 NO_CLASH = Decision("keep", "overwrites nothing that backward needs")
 DONE = Decision("swap", "converted already")
 COMPARED = Decision("swap", "the model computes the same out of place")
-FRESH = Decision("swap", "a fresh tensor that nothing else refers to")
 UNDECIDED = "not decided"  # how the reason of a site begins that was not
 HARMLESS = Decision("keep", "no backward needs the old value, and a swap would copy the tensor")
 ROUNDED = Decision("keep", "out of place its gradient is summed in another order: last bits differ")

@@ -28,6 +28,7 @@ from safemodules.mutation.fresh_modules import (
     result_of,
     returns_input,
 )
+from safemodules.mutation.fresh_paths import is_plain
 from safemodules.mutation.fresh_tables import (
     FACTORIES,
     FRESH_FUNCTIONS,
@@ -36,7 +37,6 @@ from safemodules.mutation.fresh_tables import (
     READING_CALLS,
 )
 from safemodules.mutation.operators import method_kind
-from safemodules.mutation.reach import Reached
 from safemodules.mutation.resolution import Context, is_hashable, resolve
 from safemodules.mutation.sites import SiteKind
 from safemodules.mutation.source import FunctionNode
@@ -370,12 +370,6 @@ class _Walker:
         self.verdicts[site.key] = min(level, self.verdicts.get(site.key, level))
 
 
-def analyse(reached: Reached) -> Freshnesses:
-    """Find what is plainly fresh in one function, with the objects it runs on."""
-    assert reached.source is not None
-    return analyse_text(reached.source.node, reached.context, reached.findings.sites)
-
-
 def analyse_text(node: FunctionNode, context: Context, sites: Iterable[FoundSite]) -> Freshnesses:
     """Find what is plainly fresh in the text of one function.
 
@@ -384,6 +378,8 @@ def analyse_text(node: FunctionNode, context: Context, sites: Iterable[FoundSite
         context: the function and what is known of the objects it runs on.
         sites: the sites in it.
     """
+    if not all(map(is_plain, ast.walk(node))):
+        return Freshnesses({}, {}, set(), set())
     walker = _Walker(node, context, sites)
     body = walker.node.body
     if isinstance(body, list):

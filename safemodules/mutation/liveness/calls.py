@@ -323,18 +323,30 @@ class Calls(Binding):
     def _super(self, node: ast.Call, frame: Frame) -> Value:
         assert isinstance(node.func, ast.Attribute)
         arguments = self.arguments(node, frame)
-        first = next(iter(frame.names.values()), VALUE)
-        holder = first.object if isinstance(first, Known) else None
-        function, owner = frame.reached.function, type(holder)
-        names = function.__code__.co_freevars
         call = node.func.value
-        if "__class__" not in names or not isinstance(call, ast.Call) or call.args:
-            raise UnsupportedError("super() with arguments")
-        after = function.__closure__[names.index("__class__")].cell_contents
+        assert isinstance(call, ast.Call)
+        after, holder = self._past(call, frame)
+        owner = type(holder)
         target = next_in_mro(user_class_of(owner), after, node.func.attr)
         if not isinstance(target, FunctionType):
             raise UnsupportedError("super() that finds no plain function")
         return self._method(target, holder, arguments, frame)
+
+    def _past(self, call: ast.Call, frame: Frame) -> tuple[type, Any]:
+        """The class past which ``super`` looks, and the object it looks for."""
+        if call.args:
+            cls, *objects = (self.evaluate(argument, frame) for argument in call.args)
+            if isinstance(cls, Known) and isinstance(cls.object, type):
+                if len(objects) == 1 and isinstance(objects[0], Known):
+                    return cls.object, objects[0].object
+            raise UnsupportedError("super() of what is not known")
+        function = frame.reached.function
+        first = next(iter(frame.names.values()), VALUE)
+        names = function.__code__.co_freevars
+        if "__class__" not in names:
+            raise UnsupportedError("super() outside of a class")
+        after = function.__closure__[names.index("__class__")].cell_contents
+        return after, first.object if isinstance(first, Known) else None
 
     def _method(
         self, function: FunctionType, holder: Any, arguments: Arguments, frame: Frame
