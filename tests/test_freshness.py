@@ -315,7 +315,7 @@ def test_functions_of_the_table_are_not_in_place():
 BEYOND = {
     "break": "for i in range(3):\n    if i:\n        y = h\n        break\n    h = torch.sin(x)",
     "continue": "for i in range(3):\n    y = h\n    if i:\n        continue\n    h = torch.sin(x)",
-    "a block that swallows": "with suppress(ValueError):\n    y = h\n    int('a')\n    h = torch.sin(x)",
+    "a block that swallows": "with suppress(ValueError):\n    y = h\n    h = torch.sin(x)",
     "a plus": "y = +h",
     "all names": "y = locals()['h']",
 }
