@@ -43,6 +43,7 @@ from safemodules.mutation.liveness.world import (
 )
 
 _INERT = (ast.Pass, ast.Global)
+_LISTS = 8  # that a loop may hand things along, from one to the next
 _ABSTRACT_ROUNDS = 40  # names that a loop may pass along, one to the next
 
 
@@ -256,7 +257,7 @@ class Interpreter(Exits):
         passes = 0
         # what a pass leaves in a name, another one may hand on to the next
         held = frame.world.held_by(union(frame.names.values()))
-        chain = len(names) + sum(map(frame.world.is_container, held))
+        chain = len(names) + min(_LISTS, sum(map(frame.world.is_container, held)))
         while passes < chain + _changed(frame.world.attributes, entered[1]) + 2:
             passes += 1
             for target, value in targets:

@@ -302,9 +302,10 @@ class Library(Containers):
         if not holder.storages and not union(given):
             return VALUE if not isinstance(holder, Items | Named) else holder
         found = self.torch_call(name, [holder, *args], kwargs, frame)
-        if self.inputs & holder.storages and union(given):  # perhaps no tensor, and no operator
-            frame.world.put(self.inputs, union(given))
-            return Abstract(found.storages | union(given))
+        kept = union(given) - {STATE}
+        if self.inputs & holder.storages and kept:  # perhaps no tensor, and no operator
+            frame.world.put(self.inputs, kept)
+            return Abstract(found.storages | kept)
         return found
 
     def torch_call(

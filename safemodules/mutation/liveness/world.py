@@ -290,8 +290,9 @@ def shape_of(names: dict[str, Value], world: World, first: int) -> Any:
         shape.append((name, _kind_of(names[name]), numbered(names[name].storages)))
     for place, value in world.attributes.items():
         shape.append((place, _kind_of(value), numbered(value.storages)))
-    for key in sorted(key for key in world.heap if key <= first):
-        shape.append((key, numbered(world.heap[key])))
+    named = NOTHING.union(*(value.storages for value in names.values()))
+    for key in sorted({STATE, UNKNOWN} | {s for s in named if s <= first and s in world.heap}):
+        shape.append((key, numbered(world.heap.get(key, NOTHING))))
     shape.append({s: world.stale[s] for s in world.stale if s <= first})
     while rest:
         storage = rest.pop(0)
