@@ -43,7 +43,7 @@ from safemodules.mutation.liveness.world import (
 )
 
 _INERT = (ast.Pass, ast.Global)
-_LISTS = 8  # that a loop may hand things along, from one to the next
+_LISTS = 4  # that a loop may hand things along, from one to the next
 _ABSTRACT_ROUNDS = 40  # names that a loop may pass along, one to the next
 
 

@@ -33,7 +33,7 @@ from safemodules.mutation.reach import Reach, Reached
 from safemodules.mutation.regions import FoundRegion
 from safemodules.mutation.sites import SiteKind
 
-_STEPS = 240_000
+_STEPS = 120_000
 _SHARE = 3 / 4  # of the steps that are left, for a call; the caller keeps the rest
 Key = int  # of a site in source, or the identity of a module with a flag
 
