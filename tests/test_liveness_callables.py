@@ -1,6 +1,8 @@
 """Verdicts from source alone: functions and modules in containers, one of several, and nested."""
 
+import gc
 import textwrap
+import weakref
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from test_liveness import effects
 from torch import nn
 
 import safemodules as sm
+from safemodules.conversion.decisions import verdicts_from_source
+from safemodules.conversion.survey import survey_model
 from safemodules.mutation.liveness.verdicts import Effect
 
 FUNCTIONS = """
@@ -241,3 +245,12 @@ return y"""
     type(model).forward.__globals__.update(namespace)
     sm.convert_model(model, torch.randn(2, 3) if given else None)
     model(torch.randn(3, 3, requires_grad=True)).backward()
+
+
+def test_a_model_is_not_kept_alive(tmp_path):
+    model = net(tmp_path, "fs = [self.relu, self.adds]\nreturn fs[len(x) % 2](self.lin(x))")
+    verdicts_from_source(survey_model(model))
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None

@@ -88,7 +88,19 @@ def find_verdicts(
         regions: what may be recomputed in backward.
     """
     at = {id(node): region for region in regions for node in region.nodes}
-    modules = {id(module): module for module in flags}
+    try:
+        return _settled(model, reach, {id(module): module for module in flags}, at)
+    finally:
+        forget_callables()
+
+
+def _settled(
+    model: nn.Module,
+    reach: Reach,
+    modules: Mapping[int, nn.Module],
+    at: Mapping[int, FoundRegion],
+) -> Verdicts:
+    """Run again, with the sites that are not neutral left in place, until all others are."""
     sites = {s.key for run in reach.all() for s in run.findings.sites if s.obstacle is None}
     verdicts: dict[Key, SiteVerdict] = {}
     changing = Changing(reach)
