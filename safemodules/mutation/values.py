@@ -39,7 +39,7 @@ def is_plain_value(node: ast.AST, scope: Scope, context: Context) -> bool:
         # a container holds what it is given: assigning an entry overwrites no tensor
         if _is_text(node.slice):
             return True
-        return kind_of(node.value, scope, context) == "container"
+        return holds_entries(node.value, scope, context)
     return False
 
 

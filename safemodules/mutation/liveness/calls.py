@@ -103,8 +103,7 @@ class Calls(Binding):
             callees = self._callees(callee, frame)
             if callees:
                 return self._one_of(callees, arguments, frame)
-            self.unknown_callee = self.unknown_callee or self.line
-            return self.unknown_call([callee, *args, *kwargs.values()], frame)
+            return self._unknown_callee(callee, arguments, frame)
         called = callee.object
         if isinstance(called, nn.Module):
             return self.call_module(called, args, kwargs, frame)
@@ -139,8 +138,7 @@ class Calls(Binding):
         before = frame.names, frame.world
         ends: list[State] = []
         for callee in callees:
-            frame.names, frame.world, frame.alive = dict(before[0]), before[1].copy(), True
-            self.steps += before[1].size // 32
+            self.begin_from(before, frame)
             value = self.call_value(callee, arguments, frame)
             if frame.alive:
                 ends.append(({**frame.names, "call": value}, frame.world))
@@ -149,6 +147,11 @@ class Calls(Binding):
             return VALUE
         frame.names, frame.world = join_all(ends, self.numbers)
         return frame.names.pop("call")
+
+    def begin_from(self, state: State, frame: Frame) -> None:
+        """Begin a path of its own where several part."""
+        frame.names, frame.world, frame.alive = dict(state[0]), state[1].copy(), True
+        self.steps += state[1].size // 32
 
     # -- sites --------------------------------------------------------------------------
 
@@ -290,8 +293,13 @@ class Calls(Binding):
         method = holder.method(name)
         if method is not None:
             return self.call_function(method, [holder, *args], kwargs, frame)
+        return self._unknown_callee(holder, arguments, frame)
+
+    def _unknown_callee(self, callee: Value, arguments: Arguments, frame: Frame) -> Value:
+        """Call something of which nothing is known."""
+        args, kwargs = arguments
         self.unknown_callee = self.unknown_callee or self.line
-        return self.unknown_call([holder, *args, *kwargs.values()], frame)
+        return self.unknown_call([callee, *args, *kwargs.values()], frame)
 
     def call_function(
         self,

@@ -30,6 +30,7 @@ class Changing:
 
     Attributes:
         variables: names that some function assigns outside of itself: global and nonlocal ones.
+        outside: where an attribute of a function, a class or a Python module is assigned.
         hooked: modules on which the forward registers hooks, by identity.
         objects: existing containers and objects that a run has changed, by identity.
     """
@@ -40,15 +41,10 @@ class Changing:
         self.hooked: set[int] = set()
         self._attributes: set[str] = set()
         self._everything = False
-        self._outside = ""
+        self.outside = ""
         self._namespaces: dict[int, dict[str, Any]] = {}  # of Python modules, by identity
         for reached in reach.all():
             self.look_at(reached)
-
-    @property
-    def outside(self) -> str:
-        """Where an attribute of a function, a class or a Python module is assigned, if anywhere."""
-        return self._outside
 
     def look_at(self, reached: Reached) -> None:
         """Note what a function assigns."""
@@ -56,8 +52,8 @@ class Changing:
             return
         for node in ast.walk(reached.source.node):
             if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
-                if not self._outside and _is_outside(node.value, reached):
-                    self._outside = f"{reached.source.file.filename}:{node.lineno}"
+                if not self.outside and _is_outside(node.value, reached):
+                    self.outside = f"{reached.source.file.filename}:{node.lineno}"
             if isinstance(node, ast.Global | ast.Nonlocal):
                 self.variables.update(node.names)
             elif isinstance(node, ast.Attribute):

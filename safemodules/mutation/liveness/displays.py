@@ -23,6 +23,7 @@ from safemodules.mutation.liveness.values import (
     Named,
     Value,
     is_text,
+    names_in,
     union,
 )
 from safemodules.mutation.liveness.world import join
@@ -130,10 +131,7 @@ class Displays(Calls):
             if known is None:
                 self.rounds -= 1
 
-        counts = any(isinstance(inner, ast.NamedExpr) for inner in ast.walk(node))
-        if counts and isinstance(
-            node, ast.GeneratorExp | ast.ListComp | ast.SetComp | ast.DictComp
-        ):
+        if any(isinstance(inner, ast.NamedExpr) for inner in ast.walk(node)):
             raise UnsupportedError("a comprehension that binds a name")
         run(node.generators)
         bound = {
@@ -144,8 +142,7 @@ class Displays(Calls):
             if name in outer:
                 frame.names[name] = outer[name]
         if isinstance(node, ast.GeneratorExp):  # which reads when it is asked, perhaps later
-            loaded = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-            seen = union(value for name, value in frame.names.items() if name in loaded)
+            seen = frame.seen_by(names_in(node))
             held.update(storage for storage in seen if storage >= 0)
         modules = self.list_of_modules(entries)
         return self.container(frozenset(held), frame) if modules is None else modules

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from safemodules.mutation.liveness.values import Closure, Value, union
+from safemodules.mutation.liveness.values import Closure, Storages, Value, union
 from safemodules.mutation.liveness.world import State, World
 from safemodules.mutation.reach import Reached
 
@@ -46,10 +46,14 @@ class Frame:
 
     def enclose(self, closure: Closure) -> Closure:
         """Let a nested function see the names."""
-        seen = [value for name, value in self.names.items() if name in closure.mentioned]
-        self.world.put(closure.storages, union([*seen, *closure.defaults.values()]))
+        seen = self.seen_by(closure.mentioned) | union(closure.defaults.values())
+        self.world.put(closure.storages, seen)
         self.closures.append(closure)
         return closure
+
+    def seen_by(self, names: frozenset[str]) -> Storages:
+        """Memory that a text with these names sees."""
+        return union(value for name, value in self.names.items() if name in names)
 
     @property
     def state(self) -> list[State]:

@@ -201,8 +201,7 @@ class Interpreter(Exits):
         before = frame.names, frame.world
         ends: list[State] = []
         for block in blocks:
-            frame.names, frame.world, frame.alive = dict(before[0]), before[1].copy(), True
-            self.steps += before[1].size // 32
+            self.begin_from(before, frame)
             self.block(block, frame)
             ends += frame.state
         self.resume(ends, frame)

@@ -159,13 +159,13 @@ class Library(Containers):
             return self._container(cls, args, kwargs, frame)
         if cls.__name__ in kinds.BUILTINS_OF_VALUES and cls.__module__ == "builtins":
             return self._builtin(cls.__name__, args, frame)
-        if (issubclass(cls, BaseException) and not union(given)) or cls is torch.Size:
+        if issubclass(cls, BaseException):
+            return self.unknown_call(given, frame) if union(given) else VALUE
+        if cls is torch.Size:
             return VALUE
         if issubclass(cls, Tensor):
             return self.torch_call("to", args, kwargs, frame)  # perhaps a view
         if _holds_module(given):
-            return self.unknown_call(given, frame)
-        if issubclass(cls, BaseException) and union(given):
             return self.unknown_call(given, frame)
         if is_foreign(_file_of(cls)):
             held = frame.world.held_by(union(given))

@@ -26,6 +26,7 @@ from safemodules.mutation.liveness.values import (
     Named,
     Storages,
     Value,
+    names_in,
     union,
 )
 from safemodules.mutation.liveness.world import Numbers, World
@@ -276,9 +277,8 @@ class Run:
     def region_at(self, node: ast.AST, frame: Frame) -> Iterator[None]:
         """What a region names it reads, and behind it, in backward, will again."""
         region = self.regions[id(node)]
-        loaded = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-        read = union(value for name, value in frame.names.items() if name in loaded)
-        held = self._read_in.pop(region, NOTHING) | frame.world.held_by(read)
+        read = frame.world.held_by(frame.seen_by(names_in(node)))
+        held = self._read_in.pop(region, NOTHING) | read
         yield
         if region.is_end(node):
             frame.world.read_again(held, region.key)

@@ -133,7 +133,7 @@ class Closure(Value):
     @functools.cached_property
     def mentioned(self) -> frozenset[str]:
         """Names in its text."""
-        return frozenset(n.id for n in ast.walk(self.node) if isinstance(n, ast.Name))
+        return names_in(self.node)
 
     @property
     def names(self) -> dict[str, Value]:
@@ -188,6 +188,11 @@ PLAIN = (int, float, str, bool, type(None), complex)
 _FORMS = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
 _NO_TENSORS = (*PLAIN, *_FORMS, bytes, range, slice, type, ModuleType, nn.Module, Enum, PurePath)
 VALUE = Abstract()  # a number, a shape, a flag
+
+
+def names_in(node: ast.AST) -> frozenset[str]:
+    """Names in a text."""
+    return frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
 
 
 def union(values: Iterable[Value]) -> Storages:
