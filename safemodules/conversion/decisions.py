@@ -132,7 +132,7 @@ def _decision(verdict: SiteVerdict) -> Decision:
         return Decision("swap", verdict.reason)
     if verdict.effect is Effect.LOAD_BEARING:
         return load_bearing(verdict.reason)
-    if verdict.effect is Effect.UNREACHED:
+    if verdict.effect in (Effect.UNREACHED, Effect.NO_TENSOR):
         return Decision("keep", verdict.reason)
     return Decision("keep", f"{UNDECIDED}: {verdict.reason}; example_inputs may decide it")
 

@@ -7,6 +7,7 @@ changes one, and the run is repeated without relying on it.
 """
 
 import ast
+import functools
 from collections.abc import MutableMapping, MutableSequence, MutableSet
 from types import FunctionType, ModuleType
 from typing import Any
@@ -112,6 +113,7 @@ def is_changeable(value: Any) -> bool:
     return isinstance(value, MutableMapping | MutableSequence | MutableSet)
 
 
+@functools.lru_cache(maxsize=2**14)
 def outer_names(node: ast.AST) -> frozenset[str]:
     """Names that a function, or one inside it, assigns outside of itself."""
     found = (n.names for n in ast.walk(node) if isinstance(n, ast.Global | ast.Nonlocal))

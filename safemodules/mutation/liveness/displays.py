@@ -235,6 +235,9 @@ class Displays(Calls):
         if isinstance(node.target, ast.Subscript) and not has_effects(node.target):
             self.note_change(self.evaluate(node.target.value, frame))
         value = self.evaluate(node.value, frame)
+        site = self.site_at(node, frame)
+        if site is not None and not old.storages:
+            self.plain.add(site.key)
         if isinstance(old, Known) and isinstance(old.object, PLAIN):
             result = self.operator([old, value], frame)
             self.store_plainly(node.target, result, frame)
@@ -253,7 +256,6 @@ class Displays(Calls):
         if not old.storages:  # a number, perhaps plus a tensor
             self.store_plainly(node.target, self.operator([old, value], frame), frame)
         elif tensors:
-            site = self.site_at(node, frame)
             new = self.write(site, tensors, frame)
             if new is not None and site is not None:
                 self.rebind(site, new, containers, frame)

@@ -22,6 +22,7 @@ from safemodules.mutation.liveness.values import (
     Closure,
     Items,
     Known,
+    Made,
     Method,
     Named,
     Storages,
@@ -34,7 +35,7 @@ from safemodules.mutation.reach import Reach, Reached
 from safemodules.mutation.regions import FoundRegion
 from safemodules.mutation.sites import SiteKind
 
-_STEPS = 120_000
+_STEPS = 300_000
 _SHARE = 3 / 4  # of the steps that are left, for a call; the caller keeps the rest
 Key = int  # of a site in source, or the identity of a module with a flag
 
@@ -55,7 +56,8 @@ class Run:
         read_by_name: sites that are read, other than by code that is not looked into.
         unknown: sites that cannot be decided, and why.
         filled: for sites that copy: whether only unread values of a factory are overwritten.
-        ran: sites that were run.
+        ran: sites that have overwritten a tensor.
+        plain: sites that have changed a number, or a list of numbers.
         unknown_callee: a line that calls something of which nothing is known, if any does.
     """
 
@@ -77,6 +79,7 @@ class Run:
         self.unknown: dict[Key, str] = {}
         self.filled: dict[Key, bool] = {}
         self.ran: set[Key] = set()
+        self.plain: set[Key] = set()
         self.opaque_functions: dict[FunctionType, str] = {}
         self.opaque_modules: dict[int, str] = {}
         self.numbers = Numbers()
@@ -88,6 +91,7 @@ class Run:
         self.limit = _STEPS
         self.line = ""
         self._sites: dict[FunctionType, Mapping[int, FoundSite]] = {}
+        self._lost: set[int] = set()  # callables that unknown code may call already
 
     # -- what the classes built on this one do -------------------------------------------
 
@@ -208,11 +212,12 @@ class Run:
     def note_readers(self, storages: Storages, world: World, reader: str, *, exact: bool) -> None:
         """Note which sites have made some memory stale that is read."""
         by_name = UNKNOWN not in storages
+        stale, links = world.stale, world.links
         for storage in world.perhaps_stale(storages):
-            for key in world.marks(storage):
+            for key in world.marks(storage) if storage in links else stale[storage]:
                 if by_name:
                     self.read_by_name.add(key)
-                sure = exact and not self.rounds and storage not in world.links
+                sure = exact and not self.rounds and storage not in links
                 sure = sure and storage != UNKNOWN
                 known = self.readers.get(key)
                 if known is None or (sure and not known[1]):
@@ -335,7 +340,8 @@ class Run:
     def lose_callables(self, storages: Storages) -> None:
         """Unknown code may call these, see NOTE [ Callables as memory ]."""
         for number in storages:
-            if number < 0:
+            if number < 0 and number not in self._lost:
+                self._lost.add(number)
                 self._opaque_object(numbered(number))
 
     def _opaque_object(self, value: Any, depth: int = 0) -> None:
@@ -355,9 +361,10 @@ class Run:
             parts = value.func, *value.args, *value.keywords.values()
         elif isinstance(value, list | tuple | set | dict):
             parts = value.values() if isinstance(value, dict) else value
+        elif isinstance(value, Made):
+            parts = _methods(value.cls)
         elif callables_in(value):  # an object of a class of the user's
-            methods = (f for base in type(value).__mro__ for f in vars(base).values())
-            parts = *methods, *getattr(value, "__dict__", {}).values()
+            parts = *_methods(type(value)), *getattr(value, "__dict__", {}).values()
         for part in parts if depth < 3 else ():
             if callables_in(part):
                 self._opaque_object(part, depth + 1)
@@ -374,3 +381,7 @@ class Run:
         """Nothing is known of what a module and its children do."""
         for inner in module.modules():
             self.opaque_modules.setdefault(id(inner), reason)
+
+
+def _methods(cls: type) -> Iterator[Any]:
+    return (value for base in cls.__mro__ for value in vars(base).values())

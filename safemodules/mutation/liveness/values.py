@@ -190,6 +190,7 @@ _NO_TENSORS = (*PLAIN, *_FORMS, bytes, range, slice, type, ModuleType, nn.Module
 VALUE = Abstract()  # a number, a shape, a flag
 
 
+@functools.lru_cache(maxsize=2**14)
 def names_in(node: ast.AST) -> frozenset[str]:
     """Names in a text."""
     return frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name))

@@ -1,30 +1,17 @@
 """Verdicts on the sites of a model: neutral, load-bearing or unknown."""
 
-import inspect
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import FunctionType
-from typing import Any
 
 from torch import nn
 
-from safemodules.mutation.internals import user_class_of
 from safemodules.mutation.liveness.callables import forget_callables, lost
 from safemodules.mutation.liveness.changing import Changing
-from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.interpreter import Interpreter
 from safemodules.mutation.liveness.run import Key
-from safemodules.mutation.liveness.unsupported import UnsupportedError
-from safemodules.mutation.liveness.values import (
-    REST,
-    STATE,
-    UNKNOWN,
-    Abstract,
-    Rest,
-    Value,
-)
-from safemodules.mutation.liveness.world import World
+from safemodules.mutation.liveness.runs import Setting, run_alone, run_model
 from safemodules.mutation.reach import Reach
 from safemodules.mutation.regions import FoundRegion
 
@@ -38,6 +25,7 @@ class Effect(Enum):
     LOAD_BEARING = "load-bearing"
     UNKNOWN = "unknown"
     UNREACHED = "unreached"
+    NO_TENSOR = "no tensor"
 
 
 @dataclass(frozen=True)
@@ -106,99 +94,80 @@ def _settled(
     changing = Changing(reach)
     for _ in range(_RUNS):
         relied = changing.size
-        run = _run(model, reach, changing, modules.keys(), verdicts.keys(), at)
+        setting = Setting(reach, changing, modules.keys(), verdicts.keys(), at)
+        run = run_model(model, setting)
         for value in lost():
             changing.note(value)
         if changing.size > relied:
             continue
         found = _not_neutral(run, reach, [*sites, *modules])
+        proven = _for_any_caller(found, setting)
+        if changing.size > relied:
+            continue
+        found = {key: verdict for key, verdict in found.items() if key not in proven}
         news = {key: verdict for key, verdict in found.items() if key not in verdicts}
         verdicts.update(news)
         if not news:
-            neutral = {
-                key: SiteVerdict(Effect.NEUTRAL, filled=run.filled.get(key, False))
-                for key in [*sites, *modules]
-                if key not in verdicts
-            }
+            harmless = {key: _harmless(key, run) for key in [*sites, *modules]}
             if changing.outside:  # which a checkpoint does not put back
                 run.overwritten.update({r.key: changing.outside for r in at.values()})
-            return Verdicts({**neutral, **verdicts}, run.overwritten)
+            return Verdicts({**harmless, **proven, **verdicts}, run.overwritten)
     end = "the analysis has found no end"
     gave_up = SiteVerdict(Effect.UNKNOWN, end)
     sites_left = {key: verdicts.get(key, gave_up) for key in [*sites, *modules]}
     return Verdicts(sites_left, dict.fromkeys((region.key for region in at.values()), end))
 
 
-def _run(
-    model: nn.Module,
-    reach: Reach,
-    changing: Changing,
-    flags: Collection[int],
-    kept: Collection[Key],
-    regions: Mapping[int, FoundRegion],
-) -> Interpreter:
-    """One abstract run of the whole forward, with some sites left in place."""
-    forget_callables()
-    run = Interpreter(reach, changing, flags, kept, regions)
-    forward: Any = getattr(user_class_of(type(model)), "forward", None)
-    inputs = run.numbers.new()
-    given: Value = Abstract(frozenset({inputs}))
-    run.inputs = given.storages
-    caller: Any = next(reach.all(), None)  # whose text is not looked at
-    frame = Frame(caller, {}, World())
-    args, kwargs = [given], {}
-    if isinstance(forward, FunctionType):
-        code = forward.__code__
-        args *= max(1, code.co_argcount - 1)
-        names = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
-        kwargs = dict.fromkeys(names, given)
-        # what a user passes to the model: any number of arguments, under any names
-        rest = Rest(given.storages)
-        if code.co_flags & inspect.CO_VARARGS:
-            args = [*args[: code.co_argcount - 1], rest]
-        if code.co_flags & inspect.CO_VARKEYWORDS:
-            kwargs[REST] = rest
-    try:
-        value = run.call_module(model, args, kwargs, frame)
-    except UnsupportedError as reason:
-        run.opaque_module(model, str(reason))
-        for function in reach.functions:
-            run.opaque(function, None, str(reason))
-        return run
-    world = frame.world
-    # what an attribute keeps may be called by the next forward
-    run.lose_callables(world.held_by(frozenset({STATE, UNKNOWN})))
-    ends = (
-        (frozenset({inputs}), "the caller may read its input"),
-        (value.storages, "it is returned to the caller"),
-        (frozenset({STATE}), "an attribute of the model keeps it"),
-        (frozenset({UNKNOWN}), "code that is not looked into may keep it"),
-    )
-    for storages, reader in ends:
-        sure = len(storages) == 1 and UNKNOWN not in storages
-        run.note_readers(world.held_by(storages), world, reader, exact=sure)
-    return run
+def _for_any_caller(
+    found: Mapping[Key, SiteVerdict], setting: Setting
+) -> dict[Key, SiteVerdict]:
+    """Undecided sites that are harmless whoever calls their function.
+
+    See NOTE [ Any caller ].
+    """
+    proven: dict[Key, SiteVerdict] = {}
+    for function, runs in setting.reach.functions.items():
+        keys = {site.key for reached in runs for site in reached.findings.sites}
+        undecided = {
+            key
+            for key in keys - setting.kept
+            if key in found and found[key].effect is Effect.UNKNOWN
+        }
+        run = run_alone(function, setting) if undecided else None
+        if run is not None:
+            for key in undecided & (run.ran | run.plain) - run.unknown.keys() - run.readers.keys():
+                proven[key] = _harmless(key, run)
+    return proven
+
+
+def _harmless(key: Key, run: Interpreter) -> SiteVerdict:
+    """The verdict on a site of which a run has shown nothing else."""
+    if key in run.plain and key not in run.ran:
+        return SiteVerdict(Effect.NO_TENSOR, "it overwrites no tensor")
+    return SiteVerdict(Effect.NEUTRAL, filled=run.filled.get(key, False))
 
 
 def _not_neutral(run: Interpreter, reach: Reach, keys: Iterable[Key]) -> dict[Key, SiteVerdict]:
     found: dict[Key, SiteVerdict] = {}
     hidden = _hidden(run, reach)
     apart = _of_plain_functions(reach)
+    ran = run.ran | run.plain
     for key in keys:
         if key in run.unknown:
             read = key in run.read_by_name
             found[key] = SiteVerdict(Effect.UNKNOWN, run.unknown[key], read=read)
         elif key in hidden:
-            found[key] = SiteVerdict(Effect.UNKNOWN, hidden[key])
+            read = key in run.read_by_name
+            found[key] = SiteVerdict(Effect.UNKNOWN, hidden[key], read=read)
         elif key in run.readers:
             reader, sure = run.readers[key]
             effect = Effect.LOAD_BEARING if sure else Effect.UNKNOWN
             reason = reader if sure else f"perhaps {reader}"
             found[key] = SiteVerdict(effect, reason, read=True)
-        elif key not in run.ran and run.unknown_callee and key not in apart:
+        elif key not in ran and run.unknown_callee and key not in apart:
             reason = f"what {run.unknown_callee} calls is not known, and may be this"
             found[key] = SiteVerdict(Effect.UNKNOWN, reason)
-        elif key not in run.ran:
+        elif key not in ran:
             found[key] = SiteVerdict(Effect.UNREACHED, "it does not run as the modules are set now")
     return found
 

@@ -103,15 +103,12 @@ class World:
 
     def contents(self, storages: Storages) -> Storages:
         """What an element of some value may be: of a tensor a view, of a container an entry."""
-        found: set[int] = set()
-        for storage in storages:
-            if storage != UNKNOWN:
-                found |= self.heap.get(storage, NOTHING)
-            if storage < 0:  # whatever a module holds, say
-                found |= {storage, UNKNOWN}
-            if not self.is_container(storage):  # or perhaps one that the caller has made
-                found.add(storage)
-        return frozenset(found)
+        held = (self.heap[each] for each in storages if each in self.heap and each != UNKNOWN)
+        found = storages - self.containers(storages)  # or perhaps one that the caller has made
+        callables = frozenset(each for each in storages if each < 0)
+        if callables:  # whatever a module holds, say
+            found |= callables | {UNKNOWN}
+        return found.union(*held)
 
     def is_container(self, storage: int) -> bool:
         """Whether a storage is a list, a dict or the like, and no tensor."""
@@ -348,11 +345,11 @@ def _apart(mine: State, theirs: State, numbers: Numbers) -> State:
     """Give storages that only the other path has made stale another identity on this path."""
     names, world = mine
     stale = theirs[1].stale
-    differing = {
-        storage: marks - world.stale.get(storage, _NONE)
-        for storage, marks in stale.items()
-        if marks - world.stale.get(storage, _NONE)
-    }
+    differing: dict[int, Marks] = {}
+    for storage, marks in stale.items():
+        known = world.stale.get(storage, _NONE)
+        if known is not marks and not marks <= known:
+            differing[storage] = marks - known
     if not differing:
         return mine
     used = NOTHING.union(*(value.storages for value in names.values()))
