@@ -42,8 +42,16 @@ def children(module: nn.Module) -> dict[str, nn.Module | None]:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has forward hooks, which may keep what it is given or returns."""
+    """Whether a module has forward hooks of its own."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """Forward hooks, also those of all modules: they may keep what a module is given or returns."""
+    everywhere = torch.nn.modules.module
+    own = {**module._forward_hooks, **module._forward_pre_hooks}
+    others = {**everywhere._global_forward_hooks, **everywhere._global_forward_pre_hooks}
+    return [*own.values(), *others.values()]
 
 
 def is_compiled_in_place(module: nn.Module) -> bool:

@@ -3,15 +3,19 @@
 import ast
 import functools
 import inspect
+import threading
 from collections import namedtuple
 from types import FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
+from safemodules.mutation.liveness import kinds
+from safemodules.mutation.liveness.callables import numbered
+from safemodules.mutation.liveness.changing import is_changeable
 from safemodules.mutation.liveness.displays import Displays
 from safemodules.mutation.liveness.frame import Frame
-from safemodules.mutation.liveness.kinds import IDENTITY, SILENT, STRIDED_VIEWS
+from safemodules.mutation.liveness.own_code import gets_itself, sets_itself
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
     NOTHING,
@@ -27,6 +31,7 @@ from safemodules.mutation.liveness.values import (
     Named,
     Storages,
     Value,
+    merged,
 )
 from safemodules.mutation.resolution import mangled, static_attribute
 
@@ -53,12 +58,11 @@ class Attributes(Displays):
             return Abstract(holder.storages | {UNKNOWN})
         if name == "_version":
             raise UnsupportedError("it asks how often a tensor was overwritten")
-        if name in IDENTITY:
-            self.read(holder, frame)
+        if name in kinds.IDENTITY | kinds.HISTORY:
+            return self.ask(name, [holder], frame)
+        if name in kinds.SILENT:
             return VALUE
-        if name in SILENT:
-            return VALUE
-        if name in STRIDED_VIEWS:
+        if name in kinds.STRIDED_VIEWS:
             frame.world.strided |= holder.storages
         return Abstract(frame.world.contents(holder.storages) | holder.storages)
 
@@ -81,11 +85,18 @@ class Attributes(Displays):
 
     def _attribute_of_object(self, holder: Any, name: str, frame: Frame) -> Value:
         if isinstance(holder, Tensor):
-            return VALUE if name in SILENT else Abstract(frozenset({STATE}))
+            return VALUE if name in kinds.SILENT else Abstract(frozenset({STATE}))
+        if gets_itself(type(holder), name):
+            return self.unknown_call([Known(holder)], frame)
         if isinstance(holder, nn.Module):
             assigned = frame.world.attributes.get((id(holder), name))
-            if assigned is not None:
+            if assigned is not None and not self.changing.is_contested(name):
                 return assigned
+            if assigned is not None:
+                now = Known(static_attribute(holder, name)).storages
+                return Abstract(assigned.storages | now | {STATE})
+            if name == "_modules" and self.changing.has_regrown(holder):
+                return Abstract(Known(holder).storages | {STATE, UNKNOWN})
             if name == "inplace" and id(holder) in self.flags and holder not in self.running[-1:]:
                 self.unknown.setdefault(id(holder), f"its flag is read at {self.line}")
             if name in ("training", "inplace"):
@@ -94,7 +105,11 @@ class Attributes(Displays):
             return Known(getattr(holder, name))
         if type(holder).__module__ == "torch._ops":  # made when they are asked for
             return Known(getattr(holder, name, None))
+        if isinstance(holder, threading.local):
+            self.answers_once()
         found = static_attribute(holder, name)
+        if isinstance(holder, nn.Module) and holder._modules in self.changing:
+            return Abstract(Known(found).storages | {STATE, UNKNOWN})
         if self.changing.assigns(holder, name, found):
             now = NOTHING if found is _MISSING else Known(found).storages
             return Abstract(now | {STATE})
@@ -115,4 +130,69 @@ class Attributes(Displays):
         if isinstance(found, FunctionType) and not isinstance(holder, ModuleType | type):
             if name not in getattr(holder, "__dict__", {}):
                 return Method(found, holder)
+        if is_changeable(holder) and name not in kinds.UNCHANGING and callable(found):
+            self.note_change(Known(holder))  # when it is called
+            return Abstract(Known(holder).storages | {STATE, UNKNOWN})
         return Known(found)
+
+    def store_attribute(self, holder: Value, name: str, value: Value, frame: Frame) -> None:
+        """Set an attribute."""
+        if isinstance(holder, Known) and sets_itself(type(holder.object), name):
+            self._set_by_itself(holder.object, name, value, frame)
+        elif isinstance(holder, Known) and isinstance(holder.object, nn.Module):
+            self._store_in_module(holder.object, name, value, frame)
+        elif isinstance(holder, Made) and holder.has_setter(name):
+            self.unknown_call([holder, value], frame)
+        else:
+            held = holder.storages or frozenset({UNKNOWN})
+            frame.world.put(held, value.storages)
+            if not isinstance(holder, Made):  # perhaps a Python module
+                self.changing.variables.add(name)
+            if not isinstance(holder, Made) and any(storage < 0 for storage in held):
+                # an object that exists already
+                self._store_in_any(held, name, value, frame)
+
+    def _set_by_itself(self, holder: Any, name: str, value: Value, frame: Frame) -> None:
+        """Code of the user's sets an attribute of an object."""
+        found = static_attribute(holder, name)
+        setter = found.fset if isinstance(found, property) else None
+        if isinstance(setter, FunctionType):
+            self.call_function(setter, [Known(holder), value], {}, frame, holder)
+            return
+        self.changing.look_into_class(type(holder))
+        self.unknown_call([Known(holder), value], frame)
+        frame.world.put(frozenset({STATE}), value.storages)
+
+    def _store_in_module(self, module: nn.Module, name: str, value: Value, frame: Frame) -> None:
+        if name == "forward":
+            self.changing.hooked.add(id(module))
+        if _may_be_module(value):
+            self.changing.regrown.add(id(module))
+        frame.world.attributes[id(module), name] = value
+        frame.world.put(frozenset({STATE}), value.storages)
+
+    def _store_in_any(self, held: Storages, name: str, value: Value, frame: Frame) -> None:
+        """Set an attribute of one of several objects, nobody knows of which."""
+        frame.world.put(frozenset({STATE}), value.storages)
+        objects = [numbered(storage) for storage in held if storage < 0]
+        for each in objects:
+            if sets_itself(type(each), name):
+                self._set_by_itself(each, name, value, frame)
+            if isinstance(each, nn.Module) and name == "forward":
+                self.changing.hooked.add(id(each))
+            if isinstance(each, nn.Module) and _may_be_module(value):
+                self.changing.regrown.add(id(each))
+        for key, known in list(frame.world.attributes.items()):
+            if key[1] == name:
+                frame.world.attributes[key] = merged(known, value)
+
+
+def _may_be_module(value: Value) -> bool:
+    """Whether something assigned may be a module: a tensor or what holds none is no such."""
+    if isinstance(value, Known):
+        return isinstance(value.object, nn.Module)
+    if isinstance(value, Made):
+        return issubclass(value.cls, nn.Module)
+    return any(
+        storage < 0 and isinstance(numbered(storage), nn.Module) for storage in value.storages
+    )

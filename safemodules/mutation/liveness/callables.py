@@ -10,6 +10,7 @@ one of these. Where unknown code is given one, all that it runs is unknown.
 import functools
 import sys
 import threading
+from collections.abc import Iterable
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,7 +19,17 @@ from torch import Tensor, nn
 
 from safemodules.mutation.resolution import is_foreign
 
-__all__ = ["callables_in", "forget_callables", "lose", "lost", "number_of", "numbered"]
+__all__ = [
+    "callables_in",
+    "entries_in",
+    "forget_callables",
+    "functions_around",
+    "is_of_the_user",
+    "lose",
+    "lost",
+    "number_of",
+    "numbered",
+]
 
 _DEPTH = 3  # lists in lists that are looked into
 _PLAIN = (int, float, str, bytes, bool, type(None), complex, type, range, ModuleType, Tensor)
@@ -77,10 +88,9 @@ def callables_in(value: Any, depth: int = 0) -> frozenset[int]:
     if isinstance(value, _PLAIN):
         return frozenset()
     if isinstance(value, list | tuple | dict | set | frozenset):
-        entries = value.values() if isinstance(value, dict) else value
         if depth == _DEPTH:
             return frozenset()
-        return frozenset().union(*(callables_in(entry, depth + 1) for entry in entries))
+        return frozenset().union(*(callables_in(each, depth + 1) for each in entries_in(value)))
     if isinstance(value, MethodType):  # a new one whenever it is asked for
         key: Any = (id(value.__func__), id(value.__self__))
         return frozenset({number_of(key, value)})
@@ -93,8 +103,31 @@ def _may_run_code_of_the_user(value: Any) -> bool:
     if isinstance(value, nn.Module | functools.partial):
         return True
     if isinstance(value, FunctionType):
-        return not _is_foreign(value.__code__.co_filename)
-    return _is_of_the_user(type(value))
+        if not _is_foreign(value.__code__.co_filename):
+            return True
+        return any(map(_may_run_code_of_the_user, functions_around(value)))
+    return is_of_the_user(type(value))
+
+
+def entries_in(value: Any) -> Iterable[Any]:
+    """What a list or the like holds, whatever iteration of a class of the user's would give."""
+    if isinstance(value, dict):
+        return dict.values(value)
+    kind = next(kind for kind in (list, tuple, set, frozenset) if isinstance(value, kind))
+    return kind.__iter__(value)
+
+
+def functions_around(function: FunctionType) -> list[FunctionType]:
+    """Functions that a wrapper of a library's may call: what it has closed over."""
+    found = []
+    for cell in function.__closure__ or ():
+        try:
+            held = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+        if isinstance(held, FunctionType):
+            found.append(held)
+    return found
 
 
 @functools.cache
@@ -102,10 +135,17 @@ def _is_foreign(filename: str) -> bool:
     return is_foreign(filename)
 
 
-def _is_of_the_user(cls: type) -> bool:
+def is_of_the_user(cls: type) -> bool:
     """Whether a class has methods that are not torch's or Python's."""
     known = _of_the_user.get(cls)
     if known is None:
         file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-        known = _of_the_user[cls] = file is not None and not is_foreign(file)
+        files = [file] if file is not None else _files_of(cls)
+        known = _of_the_user[cls] = not all(map(is_foreign, files))
     return known
+
+
+def _files_of(cls: type) -> list[str]:
+    """Where the methods of a class are written that no file has defined: in a notebook, say."""
+    methods = (value for value in vars(cls).values() if isinstance(value, FunctionType))
+    return [method.__code__.co_filename for method in methods]

@@ -11,13 +11,14 @@ from torch.utils.checkpoint import checkpoint
 
 from safemodules.mutation.found import FoundSite
 from safemodules.mutation.fresh_modules import is_sequential
-from safemodules.mutation.internals import has_hooks, user_class_of
+from safemodules.mutation.internals import hooks_of, user_class_of
 from safemodules.mutation.liveness import kinds
 from safemodules.mutation.liveness.arguments import Binding
-from safemodules.mutation.liveness.callables import numbered
-from safemodules.mutation.liveness.changing import CHANGING_METHODS
+from safemodules.mutation.liveness.callables import callables_in, numbered
+from safemodules.mutation.liveness.changing import CHANGING_METHODS, SETTERS
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.library import Arguments
+from safemodules.mutation.liveness.own_code import own
 from safemodules.mutation.liveness.unsupported import ImpossibleCallError, UnsupportedError
 from safemodules.mutation.liveness.values import (
     STATE,
@@ -41,6 +42,11 @@ from safemodules.mutation.regions import CHECKPOINT_OPTIONS
 from safemodules.mutation.resolution import is_foreign, is_torch_class, next_in_mro
 from safemodules.mutation.sites import SiteKind
 
+# Methods of modules and parameters that change them other than in their values.
+_SETTERS_OF_STATE = frozenset(
+    """apply bfloat16 cpu cuda double eval float half load_state_dict requires_grad_ share_memory
+    to to_empty train type""".split()
+)
 _MOST_CALLEES = 8  # that a value may call, for each to be run
 
 
@@ -65,6 +71,9 @@ class Calls(Binding):
                 self.changing.hooked.add(id(holder.object))
             if node.func.attr in CHANGING_METHODS:
                 self.note_change(holder)
+            if node.func.attr in _SETTERS_OF_STATE and isinstance(holder, Known):
+                if isinstance(holder.object, nn.Module | Tensor):  # no checkpoint puts it back
+                    self.changing.outside = self.changing.outside or self.line
             if isinstance(holder, Made):
                 return self.method_of_made(holder, node.func.attr, arguments, frame)
             if not isinstance(holder, Known) or isinstance(holder.object, Tensor):
@@ -83,6 +92,7 @@ class Calls(Binding):
             arguments = self.arguments(node, frame)
             if site is not None:
                 return self._site_call(site, VALUE, arguments, frame)
+        self.spelled = getattr(node.func, "id", "") in SETTERS
         return self.call_value(callee, arguments, frame)
 
     def call_value(self, callee: Value, arguments: Arguments, frame: Frame) -> Value:
@@ -111,7 +121,7 @@ class Calls(Binding):
             given = [Known(called.__self__), *args]
             return self.call_function(called.__func__, given, kwargs, frame, called.__self__)
         if isinstance(called, type):
-            return self._construct(called, args, kwargs, frame)
+            return self.construct(called, args, kwargs, frame)
         if called is checkpoint and args:
             handed = {name: kwargs[name] for name in kwargs if name not in CHECKPOINT_OPTIONS}
             return self.call_value(args[0], (args[1:], handed), frame)
@@ -172,11 +182,12 @@ class Calls(Binding):
                 self.read(argument, frame)
         containers = frame.world.containers(target.storages)
         tensors = target.storages - containers
+        self.note_outside(target, site.node)
         if site.kind is not SiteKind.OUT:
             self.read(Abstract(tensors), frame)
         new = self.write(site, tensors, frame)
         if new is None:
-            return Abstract(target.storages)
+            return target if isinstance(target, Known) else Abstract(target.storages)
         if site.op.rstrip("_") in kinds.DROPOUT_FUNCTIONS:
             new = self.perhaps(new, tensors, site, frame)
         self.rebind(site, new, containers, frame)
@@ -207,8 +218,11 @@ class Calls(Binding):
         cls = user_class_of(type(module))
         given = [*args, *kwargs.values()]
         standard = inspect.getattr_static(cls, "__call__") is vars(nn.Module)["__call__"]
-        hooked = has_hooks(module) or id(module) in self.changing.hooked
+        hooks = hooks_of(module)
+        hooked = bool(hooks) or id(module) in self.changing.hooked
         if hooked or "forward" in module.__dict__ or not standard:
+            for hook in hooks:
+                self.lose_callables(callables_in(hook))
             self.opaque_module(module, "it has hooks, or a call of its own")
             return self.unknown_call(given, frame)
         base = nn.Sequential if is_sequential(module) else cls
@@ -237,6 +251,8 @@ class Calls(Binding):
         if has_rest(given):
             self.opaque_module(module, "arguments of unknown number")
             return self.unknown_call(given, frame)
+        if cls is nn.Sequential and self.changing.has_regrown(module):
+            return self._unknown_callee(Known(module), arguments, frame)
         if cls is nn.Sequential and len(args) == 1 and not kwargs:
             value = args[0]
             for child in module.children():
@@ -273,17 +289,18 @@ class Calls(Binding):
         self.opaque_module(module, f"nn.{name} is not in the table of modules")
         return self.unknown_call(given, frame, writes=False)
 
-    @staticmethod
-    def _method_of_module(module: nn.Module, name: str) -> Value | None:
+    def _method_of_module(self, module: nn.Module, name: str) -> Value | None:
         """Children of a container."""
         found: Any = None
+        if own(type(module), name) is not None or self.changing.has_regrown(module):
+            return None
         if name == "children":
             found = list(module.children())
         elif name == "named_children":
             found = list(module.named_children())
         elif isinstance(module, nn.ModuleDict) and name in ("items", "values", "keys"):
             found = list(getattr(module, name)())
-        return None if found is None else Known(found)
+        return None if found is None else self.known_list(found)
 
     # -- functions ----------------------------------------------------------------------
 

@@ -8,15 +8,20 @@ changes one, and the run is repeated without relying on it.
 
 import ast
 import functools
+import os
+from collections import Counter
 from collections.abc import MutableMapping, MutableSequence, MutableSet
 from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
 
+from safemodules.mutation.liveness.callables import is_of_the_user
+from safemodules.mutation.liveness.values import names_in
 from safemodules.mutation.reach import Reach, Reached
+from safemodules.mutation.resolution import is_foreign
 
-_SETTERS = frozenset({"setattr", "delattr", "__setattr__", "__delattr__"})
+SETTERS = frozenset({"setattr", "delattr", "__setattr__", "__delattr__"})
 # Methods by which a container that exists already changes.
 CHANGING_METHODS = frozenset(
     """add add_module append appendleft clear discard extend extendleft insert move_to_end pop
@@ -33,14 +38,23 @@ class Changing:
         variables: names that some function assigns outside of itself: global and nonlocal ones.
         outside: where an attribute of a function, a class or a Python module is assigned.
         hooked: modules on which the forward registers hooks, by identity.
+        regrown: modules that may get other children, by identity.
         objects: existing containers and objects that a run has changed, by identity.
+        lists: those of them that the run itself has made, each time anew.
     """
 
     def __init__(self, reach: Reach) -> None:
+        self._reach = reach
         self.objects: dict[int, Any] = {}
+        self.lists: dict[int, Any] = {}
         self.variables: set[str] = set()
         self.hooked: set[int] = set()
-        self._attributes: set[str] = set()
+        self.regrown: set[int] = set()
+        self._seen: set[Any] = set()
+        self._attributes: Counter[str] = Counter()  # how many texts assign them
+        sources = (reached.source for reached in reach.all())
+        self._files = {source.file.filename for source in sources if source is not None}
+        self._ends: set[tuple[str, str]] = set()  # how names begin and end that are put together
         self._everything = False
         self.outside = ""
         self._namespaces: dict[int, dict[str, Any]] = {}  # of Python modules, by identity
@@ -49,8 +63,9 @@ class Changing:
 
     def look_at(self, reached: Reached) -> None:
         """Note what a function assigns."""
-        if reached.source is None:
+        if reached.source is None or reached.source.node in self._seen:
             return
+        self._seen.add(reached.source.node)
         for node in ast.walk(reached.source.node):
             if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
                 if not self.outside and _is_outside(node.value, reached):
@@ -60,28 +75,84 @@ class Changing:
             elif isinstance(node, ast.Attribute):
                 self._everything |= node.attr == "__dict__"
                 if not isinstance(node.ctx, ast.Load):
-                    self._attributes.add(node.attr)
+                    self._attributes[node.attr] += 1
             elif isinstance(node, ast.Call):
                 self._call(node, reached.function.__globals__)
 
     @property
     def size(self) -> int:
         """How much may be another thing: it only grows."""
-        names = (
-            len(self.hooked) + len(self.variables) + len(self._attributes) + len(self._namespaces)
-        )
-        return len(self.objects) + names + self._everything
+        sets = (
+            self.objects, self.hooked, self.regrown, self.variables, self._attributes,
+            self._namespaces, self._ends,
+        )  # fmt: skip
+        anew = len(self.objects.keys() & self.lists.keys())
+        return sum(map(len, sets)) - anew + self._attributes.total() + self._everything
 
     def _call(self, node: ast.Call, namespace: dict[str, Any]) -> None:
         name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-        if name in _SETTERS:
+        if name in SETTERS:
             texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
             names = [text for text in texts if isinstance(text, str)]
             self._attributes.update(names)
-            self._everything |= not names
+            ends = {_ends_of(a) for a in node.args if isinstance(a, ast.JoinedStr)} - {("", "")}
+            self._ends |= ends
+            self._everything |= not names and not ends
         self._everything |= name == "vars"
         if name == "globals":
             self._namespaces[id(namespace)] = namespace
+            self.outside = self.outside or f"{namespace.get('__name__')}: globals()"
+
+    def look_into(self, function: FunctionType) -> None:
+        """Note what a function assigns that unknown code may call, and what that one calls."""
+        if function in self._seen or self._is_of_a_library(function):
+            return
+        self._seen.add(function)
+        reached = self._reach.functions.get(function, [self._reach.elsewhere(function)])[0]
+        if reached is None or reached.source is None:
+            return
+        self.look_at(reached)
+        for name in names_in(reached.source.node):
+            found = function.__globals__.get(name)
+            if isinstance(found, FunctionType) and not is_foreign(found.__code__.co_filename):
+                self.look_into(found)
+
+    def _is_of_a_library(self, function: FunctionType) -> bool:
+        """Whether a function stands in a file of a library's that the forward does not reach."""
+        file = function.__code__.co_filename
+        return f"{os.sep}site-packages{os.sep}" in file and file not in self._files
+
+    def look_into_class(self, cls: type, *, operators: bool = False) -> None:
+        """Note what the methods of a class assign, any of which may be called, or an operator."""
+        for base in filter(is_of_the_user, cls.__mro__):
+            for name, method in vars(base).items():
+                if isinstance(method, FunctionType) and name != "__init__":
+                    if not operators or name.startswith("__"):
+                        self.look_into(method)
+
+    def assign(self, name: str | None, holder: Any, line: str) -> None:
+        """An attribute of an object is set by its name; ``None`` if either is not known.
+
+        Where a text spells ``setattr``, what it says of the name was read off it.
+        """
+        if name is None:
+            self._everything = True
+        elif name not in self._attributes:
+            self._attributes[name] = 2  # by whom else nobody knows
+        if not isinstance(holder, nn.Module):
+            self.outside = self.outside or line
+
+    def is_contested(self, name: str) -> bool:
+        """Whether an attribute of this name is assigned in more than one place."""
+        return self._attributes[name] > 1 or self._everything or self._is_put_together(name)
+
+    def _is_put_together(self, name: str) -> bool:
+        """Whether ``setattr`` may set it by a name that an f-string gives."""
+        return any(name.startswith(begin) and name.endswith(end) for begin, end in self._ends)
+
+    def has_regrown(self, module: nn.Module) -> bool:
+        """Whether a module may get other children than it has now."""
+        return id(module) in self.regrown or id(module._modules) in self.objects
 
     def rebinds(self, name: str, namespace: dict[str, Any]) -> bool:
         """Whether a global name may get another value; functions are taken to stay."""
@@ -93,7 +164,7 @@ class Changing:
 
     def assigns(self, holder: Any, name: str, value: Any) -> bool:
         """Whether an attribute of an object, now of some value, may get another one."""
-        named = name in self._attributes
+        named = name in self._attributes or self._is_put_together(name)
         if named and isinstance(holder, nn.Module):
             return True
         if isinstance(holder, ModuleType) and not named:
@@ -118,6 +189,12 @@ def outer_names(node: ast.AST) -> frozenset[str]:
     """Names that a function, or one inside it, assigns outside of itself."""
     found = (n.names for n in ast.walk(node) if isinstance(n, ast.Global | ast.Nonlocal))
     return frozenset(name for names in found for name in names)
+
+
+def _ends_of(text: ast.JoinedStr) -> tuple[str, str]:
+    """How a text begins and ends that an f-string gives."""
+    parts = [p.value if isinstance(p, ast.Constant) else "" for p in text.values]
+    return str(parts[0]), str(parts[-1])
 
 
 def _is_outside(node: ast.expr, reached: Reached) -> bool:

@@ -1,19 +1,21 @@
 """Containers of an abstract run: what they hold, and what their entries may be."""
 
 import ast
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from types import FunctionType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from safemodules.mutation.fresh_modules import is_sequential
-from safemodules.mutation.liveness.callables import callables_in
+from safemodules.mutation.liveness.callables import callables_in, entries_in
 from safemodules.mutation.liveness.changing import is_changeable
 from safemodules.mutation.liveness.frame import Frame
-from safemodules.mutation.liveness.run import Run
+from safemodules.mutation.liveness.own_code import has_operators, iterates
+from safemodules.mutation.liveness.repetition import Repetition
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
+    PLAIN,
     Abstract,
     Items,
     Known,
@@ -30,14 +32,14 @@ from safemodules.mutation.resolution import is_torch_class
 
 def runs_code(value: Value) -> bool:
     """Whether a value is an object of a class of the user's, whose operators are code."""
-    if not isinstance(value, Known) or isinstance(value.object, nn.Module | FunctionType):
+    if not isinstance(value, Known) or isinstance(value.object, FunctionType):
         return False
-    if isinstance(value.object, list | tuple | dict | set | frozenset):
-        return False
+    if isinstance(value.object, nn.Module | list | tuple | dict | set | frozenset):
+        return has_operators(type(value.object))
     return bool(callables_in(value.object))
 
 
-class Containers(Run):
+class Containers(Repetition):
     """Makes containers and looks into them."""
 
     def _part_of(self, value: Value, node: ast.Slice, frame: Frame) -> Value | None:
@@ -54,18 +56,24 @@ class Containers(Run):
                 return Items(value.entries[begin:])
         if entries is None or len(known) < len(bounds):
             return None
+        if not all(part is None or isinstance(part, int) for part in known) or known[2] == 0:
+            return None
         found = entries[slice(*known)]
         objects = [entry.object for entry in found if isinstance(entry, Known)]
         if isinstance(value, Known) and is_sequential(value.object):
             return Known(nn.Sequential(*objects))
         if isinstance(value, Known) and not holds_tensor(value.object):
-            return Known(objects)
+            return self.known_list(objects)
         return Items(tuple(found))
 
     def entry_of(self, value: Value, key: Value, frame: Frame) -> Value:
         """``value[key]``."""
         if (isinstance(value, Made) and value.method("__getitem__")) or runs_code(value):
             return self.unknown_call([value, key], frame)
+        if iterates(value):
+            return self.unknown_call([value, key], frame)
+        if isinstance(value, Known) and isinstance(value.object, dict | nn.ModuleDict):
+            return self._value_at(value, key)
         index = key.object if isinstance(key, Known) else None
         entries = self.entries_of(value)
         if entries is not None and isinstance(index, int) and -len(entries) <= index < len(entries):
@@ -76,19 +84,7 @@ class Containers(Run):
         if isinstance(value, Named) and index in value.entries:
             return value.entries[index]
         if isinstance(value, Known):
-            mapping: Any = value.object
-            if isinstance(mapping, nn.ModuleDict | dict) and index in mapping:
-                found: Any = mapping
-                return Known(found[index])
-            if isinstance(mapping, nn.ModuleList | nn.Sequential | nn.ModuleDict):
-                if is_torch_class(type(mapping)):  # which indexes it
-                    return Abstract(union(map(Known, mapping.children())))
-            if isinstance(mapping, nn.Module):
-                raise UnsupportedError("a module is chosen at run time")
-            if isinstance(mapping, Collection) and not isinstance(mapping, Tensor):
-                inner = mapping.values() if isinstance(mapping, Mapping) else mapping
-                self.lose_sight(map(Known, inner))
-            return Abstract(value.storages)
+            return self._any_entry(value)
         if isinstance(value, Items | Named):
             self.lose_sight([value])
             return Abstract(value.storages)
@@ -100,6 +96,28 @@ class Containers(Run):
             return Abstract(frame.world.contents(storages) | {self.new()})
         return Abstract(frame.world.contents(storages))
 
+    def _value_at(self, value: Known, key: Value) -> Value:
+        """``value[key]`` of a dict that exists already."""
+        mapping: Any = value.object
+        if hasattr(type(mapping), "__missing__"):  # a look at it may put something into it
+            self.note_change(value)
+        if isinstance(key, Known) and isinstance(key.object, (*PLAIN, type)):
+            if key.object in mapping:
+                return Known(mapping[key.object])
+        return self._any_entry(value)
+
+    def _any_entry(self, value: Known) -> Value:
+        """Some entry of a list or the like that exists already."""
+        known = value.object
+        if isinstance(known, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+            if is_torch_class(type(known)) and not self.changing.has_regrown(known):
+                return Abstract(union(map(Known, known.children())))  # it indexes them
+        if isinstance(known, nn.Module):
+            raise UnsupportedError("a module is chosen at run time")
+        if isinstance(known, list | tuple | dict | set | frozenset):
+            self.lose_sight(map(Known, entries_in(known)))
+        return Abstract(value.storages)
+
     def is_container(self, value: Value, frame: Frame) -> bool:
         """Whether a value is surely a list, a tuple or a dict, and no tensor."""
         if isinstance(value, Items):
@@ -109,19 +127,25 @@ class Containers(Run):
         storages = value.storages
         return bool(storages) and all(map(frame.world.is_container, storages))
 
-    @staticmethod
-    def list_of_modules(entries: Sequence[Value] | None) -> Value | None:
+    def known_list(self, entries: Sequence[Any]) -> Value:
+        """A list that the forward makes of what exists already."""
+        made = list(entries)
+        self.changing.lists[id(made)] = made
+        return Known(made)
+
+    def list_of_modules(self, entries: Sequence[Value] | None) -> Value | None:
         """A list that holds nothing but modules, and so is known."""
         known = [entry.object for entry in entries or () if isinstance(entry, Known)]
         if not entries or len(known) < len(entries):
             return None
-        return Known(known) if all(isinstance(entry, nn.Module) for entry in known) else None
+        modules = all(isinstance(entry, nn.Module) for entry in known)
+        return self.known_list(known) if modules else None
 
     def element_of(self, value: Value, frame: Frame) -> Value:
         """One of what iteration gives."""
         if isinstance(value, Made) and (value.method("__iter__") or value.method("__getitem__")):
             return self.unknown_call([value], frame)
-        if runs_code(value):
+        if runs_code(value) or iterates(value):
             return self.unknown_call([value], frame)
         self.lose_sight([value] if isinstance(value, Items) else [])
         return Abstract(frame.world.contents(value.storages))
@@ -132,6 +156,10 @@ class Containers(Run):
             return None if has_rest(value.entries) else list(value.entries)
         if isinstance(value, Known):
             known = value.object
+            if iterates(value) or (
+                isinstance(known, nn.Module) and self.changing.has_regrown(known)
+            ):
+                return None
             if isinstance(known, nn.ModuleDict):
                 return [Known(key) for key in known]
             if isinstance(known, nn.Sequential | nn.ModuleList | nn.ParameterList):

@@ -4,10 +4,9 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
-
 from safemodules.mutation.finder import has_effects
 from safemodules.mutation.liveness.calls import Calls
+from safemodules.mutation.liveness.containers import runs_code
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
@@ -50,7 +49,7 @@ class Displays(Calls):
         self, node: ast.Tuple | ast.List, entries: list[Value], value: Value, frame: Frame
     ) -> frozenset[int]:
         self.lose_sight([*entries, value])
-        found = union(entries) | frame.world.contents(value.storages) | value.storages
+        found = union(entries) | self.element_of(value, frame).storages | value.storages
         for element in node.elts[len(entries) + 1 :]:
             inner = element.value if isinstance(element, ast.Starred) else element
             found |= self.evaluate(inner, frame).storages
@@ -71,12 +70,14 @@ class Displays(Calls):
             self.lose_sight([inner])
             held |= inner.storages if key is not None else frame.world.contents(inner.storages)
             if key is not None:
-                self.evaluate(key, frame)
+                self.remember(self.evaluate(key, frame), frame)
         return self.container(held, frame)
 
     def _set(self, node: ast.Set, frame: Frame) -> Value:
         entries = [self.evaluate(e, frame) for e in node.elts]
         self.lose_sight(entries)
+        for entry in entries:
+            self.remember(entry, frame)
         return self.container(union(entries), frame)
 
     def _subscript(self, node: ast.Subscript, frame: Frame) -> Value:
@@ -112,24 +113,30 @@ class Displays(Calls):
             generator = generators[0]
             iterated = self.evaluate(generator.iter, frame)
             known = self.entries_of(iterated)
-            rounds = known
-            if rounds is None:
+            if known is None:
                 self.rounds += 1
-                rounds = [self.element_of(iterated, frame)] * 2
-                entries = None
-            for entry in rounds:
-                self.store(generator.target, entry, frame)
-                tested = [self.test(condition, frame) for condition in generator.ifs]
-                if False in tested:
-                    continue
-                before = dict(frame.names), frame.world.copy()
-                run(generators[1:])
-                if known is None or None in tested:  # perhaps it is left out
-                    entries = None
+                entries, element = None, self.element_of(iterated, frame)
+                for _ in self.passes(frame):
+                    before = dict(frame.names), frame.world.copy()
+                    run_with(element, generators)
                     now = frame.names, frame.world
                     frame.names, frame.world = join(before, now, self.numbers)
-            if known is None:
                 self.rounds -= 1
+            for entry in known or ():
+                run_with(entry, generators)
+
+        def run_with(entry: Value, generators: list[ast.comprehension]) -> None:
+            nonlocal entries
+            self.store(generators[0].target, entry, frame)
+            tested = [self.test(condition, frame) for condition in generators[0].ifs]
+            if False in tested:
+                return
+            before = dict(frame.names), frame.world.copy()
+            run(generators[1:])
+            if None in tested:  # perhaps it is left out
+                entries = None
+                now = frame.names, frame.world
+                frame.names, frame.world = join(before, now, self.numbers)
 
         if any(isinstance(inner, ast.NamedExpr) for inner in ast.walk(node)):
             raise UnsupportedError("a comprehension that binds a name")
@@ -161,18 +168,9 @@ class Displays(Calls):
             self._unpack(target.elts, value, frame)
         elif isinstance(target, ast.Attribute):
             holder = self.evaluate(target.value, frame)
-            if isinstance(holder, Known) and isinstance(holder.object, nn.Module):
-                name = mangled(target.attr, frame.reached.context.class_name)
-                frame.world.attributes[id(holder.object), name] = value
-                frame.world.put(frozenset({STATE}), value.storages)
-            elif isinstance(holder, Made) and holder.has_setter(target.attr):
-                self.unknown_call([holder, value], frame)
-            else:
-                held = holder.storages or frozenset({UNKNOWN})
-                frame.world.put(held, value.storages)
-                if not isinstance(holder, Made) and any(storage < 0 for storage in held):
-                    # an object that exists already
-                    frame.world.put(frozenset({STATE}), value.storages)
+            name = mangled(target.attr, frame.reached.context.class_name)
+            self.note_outside(holder, target)
+            self.store_attribute(holder, name, value, frame)
         elif isinstance(target, ast.Subscript):
             self._store_item(target, value, frame)
         elif isinstance(target, ast.Starred):
@@ -207,22 +205,27 @@ class Displays(Calls):
         self.note_change(holder)
         key = self.evaluate(target.slice, frame)
         self.read(key, frame)
-        if isinstance(holder, Made) and holder.method("__setitem__"):
+        if (isinstance(holder, Made) and holder.method("__setitem__")) or runs_code(holder):
             self.unknown_call([holder, key, value], frame)
             return
         storages = holder.storages
         containers = frame.world.containers(storages)
         tensors = storages - containers
+        if site is not None and (not tensors or is_text(key)):
+            self.plain.add(site.key)
         if is_text(key):  # no tensor takes it; a dict from elsewhere is read elsewhere
             frame.world.put(containers | ({UNKNOWN} if tensors else NOTHING), value.storages)
             return
         if containers or not tensors:
             frame.world.put(containers or frozenset({UNKNOWN}), value.storages)
+        if containers or not tensors or tensors & {STATE, UNKNOWN}:  # perhaps of a dict
+            self.remember(key, frame)
         if not tensors:
             return
         self.read(value, frame)
         if tensors & {STATE, UNKNOWN} or site is None:
             frame.world.put(tensors, value.storages)  # perhaps a container
+        self.note_outside(holder, target)
         new = self.write(site, tensors, frame)
         if new is not None and site is not None:
             self.rebind(site, new, containers, frame)
@@ -256,6 +259,7 @@ class Displays(Calls):
         if not old.storages:  # a number, perhaps plus a tensor
             self.store_plainly(node.target, self.operator([old, value], frame), frame)
         elif tensors:
+            self.note_outside(old, node.target)
             new = self.write(site, tensors, frame)
             if new is not None and site is not None:
                 self.rebind(site, new, containers, frame)

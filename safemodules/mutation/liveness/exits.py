@@ -1,9 +1,12 @@
 """Ways out of a block in an abstract run: exceptions, contexts, ``finally``."""
 
 import ast
-from collections.abc import Sequence
-from contextlib import nullcontext
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
+
+import torch
 
 from safemodules.mutation.liveness.containers import runs_code
 from safemodules.mutation.liveness.expressions import Expressions
@@ -11,6 +14,21 @@ from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import UNKNOWN, Abstract, Known, Made, Value, merged
 from safemodules.mutation.liveness.world import State, join_all
+
+# What a checkpoint enters again for a recomputation, and what changes no values.
+_ENTERED_AGAIN: tuple[Any, ...] = (
+    torch.no_grad,
+    torch.enable_grad,
+    torch.set_grad_enabled,
+    torch.inference_mode,
+    torch.autocast,
+    torch.amp.autocast,
+    torch.cuda.amp.autocast,
+    torch.profiler.record_function,
+    torch.autograd.profiler.record_function,
+    warnings.catch_warnings,
+    nullcontext,
+)
 
 
 class Exits(Expressions):
@@ -45,7 +63,7 @@ class Exits(Expressions):
     def with_statement(self, node: ast.With, frame: Frame) -> None:
         """Statements inside of contexts, some of which swallow exceptions."""
         left: list[Value] = []
-        swallows = False
+        swallows, entered_again = False, True
         for item in node.items:
             value = self.evaluate(item.context_expr, frame)
             entered: Value = Abstract(value.storages | frozenset({UNKNOWN}))
@@ -56,15 +74,33 @@ class Exits(Expressions):
             if isinstance(value, Made) or runs_code(value):
                 left.append(value)
             swallows |= self._may_swallow(item.context_expr, frame)
+            entered_again &= self._is_entered_again(item.context_expr, frame)
             if item.optional_vars is not None:
                 self.store(item.optional_vars, entered, frame)
-        if swallows:
-            interrupted = self._guarded(node.body, frame)
-            self.resume([interrupted, *frame.state], frame)
-        else:
-            self.block(node.body, frame)
+        with nullcontext() if entered_again else self.within(self.line):
+            if swallows:
+                interrupted = self._guarded(node.body, frame)
+                self.resume([interrupted, *frame.state], frame)
+            else:
+                self.block(node.body, frame)
         for value in reversed(left):
             self.unknown_call([value], frame)  # `__exit__`
+
+    @contextmanager
+    def within(self, line: str) -> Iterator[None]:
+        """Statements run inside of a context that is not entered for a recomputation."""
+        self.contexts.append(line)
+        try:
+            yield
+        finally:
+            self.contexts.pop()
+
+    def _is_entered_again(self, node: ast.expr, frame: Frame) -> bool:
+        """Whether a context is known to change nothing that a recomputation would miss."""
+        if not isinstance(node, ast.Call):
+            return False
+        callee = self.evaluate(node.func, frame)
+        return isinstance(callee, Known) and callee.object in _ENTERED_AGAIN
 
     def _may_swallow(self, node: ast.expr, frame: Frame) -> bool:
         """Whether an exception may end at a ``with``."""

@@ -13,6 +13,7 @@ from torch import nn
 from safemodules.mutation.liveness.attributes import Attributes
 from safemodules.mutation.liveness.containers import runs_code
 from safemodules.mutation.liveness.frame import Frame
+from safemodules.mutation.liveness.own_code import overrides
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
     PLAIN,
@@ -88,6 +89,9 @@ class Expressions(Attributes):
             return None if unknown else not stops
         value = self.direct(node, frame)
         self.read(value, frame)
+        if runs_code(value) or isinstance(value, Made) or overrides(value, "__len__"):
+            self.unknown_call([value], frame)
+            return None
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot):
             if len(node.ops) == 1 and self.none_ness is not None:
                 answer, self.none_ness = self.none_ness, None
@@ -201,6 +205,8 @@ class Expressions(Attributes):
         value = self.evaluate(node.values[0], frame)
         for each in node.values[1:]:
             self.read(value, frame)
+            if runs_code(value) or isinstance(value, Made):
+                self.unknown_call([value], frame)
             before = dict(frame.names), frame.world.copy()
             other = self.evaluate(each, frame)
             frame.names, frame.world = join(before, (frame.names, frame.world), self.numbers)
@@ -233,6 +239,8 @@ class Expressions(Attributes):
             inner = part.value if isinstance(part, ast.FormattedValue) else part
             value = self.evaluate(inner, frame)
             self.read(value, frame)
+            if runs_code(value) or isinstance(value, Made):
+                self.unknown_call([value], frame)
             bare = not isinstance(part, ast.FormattedValue) or (
                 part.conversion == -1 and part.format_spec is None
             )

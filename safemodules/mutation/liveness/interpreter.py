@@ -37,14 +37,10 @@ from safemodules.mutation.liveness.values import (
 from safemodules.mutation.liveness.world import (
     State,
     World,
-    forget_counts,
     join_all,
-    shape_of,
 )
 
 _INERT = (ast.Pass, ast.Global)
-_LISTS = 4  # that a loop may hand things along, from one to the next
-_ABSTRACT_ROUNDS = 40  # names that a loop may pass along, one to the next
 
 
 # Calls in one another that are followed; each takes some twenty frames of Python's own stack.
@@ -245,33 +241,16 @@ class Interpreter(Exits):
 
     def _repeat(self, node: Any, targets: list[tuple[ast.expr, Value]], frame: Frame) -> None:
         """A loop of any number of passes: each may be the last one."""
-        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and _stores(n)}
-        if len(names) > _ABSTRACT_ROUNDS:
-            raise UnsupportedError("a loop with many names")
         outer, frame.breaks = frame.breaks, []
         self.rounds += 1
         ends = [(dict(frame.names), frame.world.copy())]
-        first, shape = self.numbers.next, None
-        entered = dict(frame.names), dict(frame.world.attributes)
-        passes = 0
-        # what a pass leaves in a name, another one may hand on to the next
-        held = frame.world.held_by(union(frame.names.values()))
-        chain = len(names) + min(_LISTS, sum(map(frame.world.is_container, held)))
-        while passes < chain + _changed(frame.world.attributes, entered[1]) + 2:
-            passes += 1
+        for _ in self.passes(frame):
             for target, value in targets:
                 self.store(target, value, frame)
             self._iteration(node.body, frame)
-            if not frame.alive:
-                break
-            if isinstance(node, ast.While):
+            if frame.alive and isinstance(node, ast.While):
                 self.test(node.test, frame)
-            ends.append((dict(frame.names), frame.world.copy()))
-            before, shape = shape, shape_of(frame.names, frame.world, first)
-            if shape == before:  # another pass would only do the same again
-                break
-            forget_counts(frame.names, entered[0])
-            forget_counts(frame.world.attributes, entered[1])
+            ends += [(dict(names), world.copy()) for names, world in frame.state]
         self.rounds -= 1
         self.resume(ends, frame)
         self.after_loop(node, outer, frame)
@@ -325,14 +304,6 @@ def _defaults(node: Any, function: FunctionType) -> dict[str, Value]:
     defaults = function.__defaults__ or ()
     given = dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True))
     return {name: Known(v) for name, v in {**given, **(function.__kwdefaults__ or {})}.items()}
-
-
-def _changed(now: dict[Any, Value], before: dict[Any, Value]) -> int:
-    return sum(before.get(key) is not value for key, value in now.items())
-
-
-def _stores(node: ast.Name) -> bool:
-    return not isinstance(node.ctx, ast.Load)
 
 
 _STATEMENTS: dict[type, Any] = {

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from safemodules.mutation.operators import flagged_functions
 
 # Builtins that run nothing of the objects which they are given.
 BUILTINS_OF_OBJECTS = frozenset(
-    """isinstance issubclass hasattr callable getattr setattr delattr id len type""".split()
+    """isinstance issubclass hasattr callable getattr setattr delattr len type""".split()
 )
 # Results that share the memory of the first argument; values are not read.
 VIEWS = frozenset(
@@ -30,17 +31,29 @@ PERHAPS_COPIES = frozenset(
     """alpha_dropout as_tensor asarray atleast_1d atleast_2d atleast_3d bfloat16 bool
     broadcast_tensors byte char contiguous cpu cuda dequantize double dropout dropout1d dropout2d
     dropout3d einsum feature_alpha_dropout flatten float half int long meshgrid nan_to_num numpy
-    pad pixel_shuffle pixel_unshuffle ravel requires_grad_ reshape reshape_as resolve_conj
-    resolve_neg short to to_dense type type_as""".split()
+    pad pixel_shuffle pixel_unshuffle ravel requires_grad_ reshape reshape_as resize resize_as
+    resolve_conj resolve_neg short to to_dense type type_as""".split()
 )
 # Nothing of a tensor is read but its shape, dtype or place; the result is no tensor.
 SILENT = frozenset(
-    """device dim dtype element_size get_device grad_fn is_complex is_contiguous is_cuda
-    is_floating_point is_leaf is_sparse itemsize layout name ndim ndimension nelement numel
-    requires_grad shape size stride storage_offset""".split()
+    """device dim dtype element_size get_device is_complex is_contiguous is_cuda is_floating_point
+    is_sparse itemsize layout name ndim ndimension nelement numel shape size stride""".split()
 )
 # Which tensor it is: to ask that is to read it, as another one stands for it out of place.
-IDENTITY = frozenset({"data_ptr", "_version", "untyped_storage", "storage"})
+IDENTITY = frozenset(
+    """_base _is_view _version as_strided data_ptr grad_fn storage storage_offset untyped_storage
+    """.split()
+)
+# What has become of a tensor: in place it changes with the values.
+HISTORY = frozenset({"is_leaf", "requires_grad"})
+# Builtins whose results tell objects apart for good.
+IDENTIFYING = frozenset({"id", "hash"})
+# Packages whose functions answer the same when they are asked again.
+REPEATABLE = frozenset(
+    """_operator abc builtins collections contextlib copy dataclasses enum functools inspect
+    itertools logging math numbers numpy operator os pathlib re string torch types typing
+    warnings""".split()
+)
 # Builtins through which code sees names that it does not mention.
 NAMESPACES = frozenset("locals vars eval exec dir".split())
 # New tensors that take no memory from an argument.
@@ -63,11 +76,20 @@ FRESH_COMPOSITES = frozenset(
 )
 # Operators of Python and methods of numbers; their results hold no tensor.
 NUMBERS = frozenset({"item", "tolist", "is_same_size", "equal", "allclose"})
-CONTAINER_WRITERS = frozenset("append extend insert update setdefault appendleft".split())
+CONTAINER_WRITERS = frozenset(
+    "append extend insert update setdefault appendleft extendleft put put_nowait".split()
+)
+# Methods of lists, dicts and the like that change nothing.
+UNCHANGING = frozenset(
+    """__contains__ __eq__ __getitem__ __iter__ __len__ copy count difference get index intersection
+    isdisjoint issubset issuperset items keys symmetric_difference union values""".split()
+)
+# Methods that compare what they are given with what is held: first by which object it is.
+COMPARING = frozenset("__contains__ count discard index remove".split())
 CONTAINER_READERS = frozenset("pop popitem get values items keys copy popleft index".split())
 BUILTINS_OF_VALUES = frozenset(
-    """bool int float complex str repr format print len isinstance issubclass hasattr callable id
-    hash type ord chr range slice""".split()
+    """bool int float complex str repr format print len isinstance issubclass hasattr callable type
+    ord chr range""".split()
 )
 BUILTINS_OF_NUMBERS = frozenset("sum max min abs round any all divmod pow".split())
 
@@ -122,6 +144,28 @@ def is_fresh(name: str) -> bool:
 
 def _is_operator(name: str) -> bool:
     return name.startswith("__") and name.endswith("__") and hasattr(torch.Tensor, name)
+
+
+# Where the operators live that these tables name. Elsewhere in torch, in ``torch.distributed`` say,
+# functions of the same names do something else.
+_OPERATOR_NAMESPACES = (
+    torch,
+    torch.Tensor,
+    torch.nn.functional,
+    torch.special,
+    torch.linalg,
+    torch.fft,
+    torch.sparse,
+    torch.nested,
+    torch.functional,
+)
+
+
+def is_operator(called: Any, name: str) -> bool:
+    """Whether a function of torch's is the operator of its name."""
+    if type(called).__module__ == "torch._ops":
+        return str(called).startswith("aten.")
+    return any(getattr(space, name, None) == called for space in _OPERATOR_NAMESPACES)
 
 
 def takes_form_of_first(name: str) -> bool:

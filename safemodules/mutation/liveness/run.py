@@ -1,17 +1,16 @@
-"""What an abstract run finds: stale reads, sites that ran, and what cannot be looked into."""
+"""What an abstract run finds: stale reads, sites that ran, regions that may differ later."""
 
 import ast
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
 
 from safemodules.mutation.found import FoundSite
-from safemodules.mutation.liveness.callables import callables_in, numbered
-from safemodules.mutation.liveness.changing import Changing, is_changeable
+from safemodules.mutation.liveness.changing import Changing
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
@@ -20,15 +19,10 @@ from safemodules.mutation.liveness.values import (
     UNKNOWN,
     Abstract,
     Closure,
-    Items,
     Known,
-    Made,
-    Method,
-    Named,
     Storages,
     Value,
     names_in,
-    union,
 )
 from safemodules.mutation.liveness.world import Numbers, World
 from safemodules.mutation.reach import Reach, Reached
@@ -52,6 +46,7 @@ class Run:
         regions: what may be recomputed in backward, by the identities of its nodes.
         overwritten: those of them of which something that they read is overwritten later, and
             where.
+        followed: those of them that were run to their end.
         readers: load-bearing sites: who reads, and whether that is sure.
         read_by_name: sites that are read, other than by code that is not looked into.
         unknown: sites that cannot be decided, and why.
@@ -73,6 +68,7 @@ class Run:
         self.flags, self.kept, self.regions = flags, kept, regions
         self.inputs: Storages = NOTHING
         self.overwritten: dict[Key, str] = {}
+        self.followed: set[Key] = set()
         self._read_in: dict[FoundRegion, Storages] = {}
         self.readers: dict[Key, tuple[str, bool]] = {}
         self.read_by_name: set[Key] = set()
@@ -90,8 +86,12 @@ class Run:
         self.depth = self.rounds = self.steps = 0
         self.limit = _STEPS
         self.line = ""
+        self.spelled = False  # the call that is run names `setattr`
         self._sites: dict[FunctionType, Mapping[int, FoundSite]] = {}
         self._lost: set[int] = set()  # callables that unknown code may call already
+        self.swapped: dict[int, Key] = {}  # what a site has made in place of what it overwrites
+        self.around: list[Key] = []  # regions that run
+        self.contexts: list[str] = []  # lines of `with` that nobody enters for a recomputation
 
     # -- what the classes built on this one do -------------------------------------------
 
@@ -105,6 +105,10 @@ class Run:
 
     def attribute_of(self, holder: Value, attr: str, frame: Frame) -> Value:
         """An attribute of a value."""
+        raise NotImplementedError
+
+    def store_attribute(self, holder: Value, name: str, value: Value, frame: Frame) -> None:
+        """Set an attribute."""
         raise NotImplementedError
 
     def operator(self, operands: Sequence[Value], frame: Frame) -> Value:
@@ -209,6 +213,20 @@ class Run:
             exact = len(storages) == 1 and UNKNOWN not in held
             self.note_readers(held, world, f"{self.line} reads it", exact=exact)
 
+    def identify(self, value: Value, frame: Frame) -> None:
+        """Somebody asks which tensor it is, and may ask again: another one would be told apart."""
+        self.read(value, frame)
+        held = frame.world.held_by(value.storages)
+        for storage in held & self.swapped.keys():
+            reason = f"{self.line} asks which tensor it is"
+            self.unknown.setdefault(self.swapped[storage], reason)
+        frame.world.put(frozenset({UNKNOWN}), held - {UNKNOWN})
+
+    def remember(self, value: Value, frame: Frame) -> None:
+        """A set or the keys of a dict hold a value, and tell it from others for good."""
+        if UNKNOWN not in value.storages:
+            self.identify(value, frame)
+
     def note_readers(self, storages: Storages, world: World, reader: str, *, exact: bool) -> None:
         """Note which sites have made some memory stale that is read."""
         by_name = UNKNOWN not in storages
@@ -244,6 +262,7 @@ class Run:
             self.read(Abstract(tensors), frame)
             return None
         new = self.new()
+        self.swapped[new] = site.key
         if filled:
             frame.world.filled.add(new)
         return frozenset({new})
@@ -282,10 +301,17 @@ class Run:
     def region_at(self, node: ast.AST, frame: Frame) -> Iterator[None]:
         """What a region names it reads, and behind it, in backward, will again."""
         region = self.regions[id(node)]
+        if self.contexts:  # which are left when it is recomputed
+            self.overwritten.setdefault(region.key, self.contexts[-1])
         read = frame.world.held_by(frame.seen_by(names_in(node)))
         held = self._read_in.pop(region, NOTHING) | read
-        yield
+        self.around.append(region.key)
+        try:
+            yield
+        finally:
+            self.around.pop()
         if region.is_end(node):
+            self.followed.add(region.key)
             frame.world.read_again(held, region.key)
         else:
             self._read_in[region] = held
@@ -299,89 +325,21 @@ class Run:
                 frame.world.link(storage, other, apart)
         return new
 
-    # -- what cannot be looked into -----------------------------------------------------
+    def note_outside(self, value: Value, node: ast.AST) -> None:
+        """A tensor that no checkpoint puts back is overwritten: a parameter, or a global one."""
+        known = value.object if isinstance(value, Known) else None
+        data = any(isinstance(n, ast.Attribute) and n.attr == "data" for n in ast.walk(node))
+        apart = isinstance(known, Tensor) and id(known) not in self.buffers
+        if apart or (data and STATE in value.storages):
+            self.changing.outside = self.changing.outside or self.line
 
-    def unknown_call(self, given: Sequence[Value], frame: Frame, *, writes: bool = True) -> Value:
-        """Something unknown is given values: it may read, keep and return all that they hold.
+    @functools.cached_property
+    def buffers(self) -> frozenset[int]:
+        """Identities of buffers of the model, which a checkpoint puts back."""
+        found = (m for c in self.reach.classes.values() for _, m in c.instances)
+        return frozenset(id(b) for m in set(found) for b in m.buffers())
 
-        Args:
-            given: the values.
-            frame: the call around it.
-            writes: it may overwrite them, too.
-        """
-        for value in given:
-            self.read(value, frame)
-        self.lose_sight(given)
-        held = frame.world.held_by(union(given))
-        self.lose_callables(held)
-        if writes:
-            self.stays_in_place(held, frame)
-        frame.world.put(frozenset({UNKNOWN}), held - {UNKNOWN})
-        return Abstract(frozenset({UNKNOWN}))
-
-    def lose_sight(self, values: Iterable[Value]) -> None:
-        """Lists, dicts and the like that exist already may be changed under another name."""
-        for value in values:
-            if isinstance(value, Known):
-                self._note_changeable(value.object)
-            if isinstance(value, Items):
-                self.lose_sight(value.entries)
-            if isinstance(value, Named):
-                self.lose_sight(value.entries.values())
-
-    def _note_changeable(self, value: Any, depth: int = 0) -> None:
-        if is_changeable(value):
-            self.changing.note(value)
-        if isinstance(value, Collection) and not isinstance(value, str | bytes | range | Tensor):
-            inner = value.values() if isinstance(value, Mapping) else value
-            for entry in inner if depth < 3 and not isinstance(value, nn.Module) else ():
-                self._note_changeable(entry, depth + 1)
-
-    def lose_callables(self, storages: Storages) -> None:
-        """Unknown code may call these, see NOTE [ Callables as memory ]."""
-        for number in storages:
-            if number < 0 and number not in self._lost:
-                self._lost.add(number)
-                self._opaque_object(numbered(number))
-
-    def _opaque_object(self, value: Any, depth: int = 0) -> None:
-        reason = "it is handed to code that is not looked into"
-        parts: Iterable[Any] = ()
-        if isinstance(value, nn.Module):
-            self.opaque_module(value, reason)
-        elif isinstance(value, FunctionType):
-            self.opaque(value, None, reason)
-        elif isinstance(value, Closure):
-            self.opaque(value.reached.function, None, "a nested function is handed on")
-        elif isinstance(value, Method):
-            self.opaque(value.function, value.holder, reason)
-        elif isinstance(value, MethodType):
-            parts = value.__func__, value.__self__
-        elif isinstance(value, functools.partial):
-            parts = value.func, *value.args, *value.keywords.values()
-        elif isinstance(value, list | tuple | set | dict):
-            parts = value.values() if isinstance(value, dict) else value
-        elif isinstance(value, Made):
-            parts = _methods(value.cls)
-        elif callables_in(value):  # an object of a class of the user's
-            parts = *_methods(type(value)), *getattr(value, "__dict__", {}).values()
-        for part in parts if depth < 3 else ():
-            if callables_in(part):
-                self._opaque_object(part, depth + 1)
-
-    def opaque(self, function: FunctionType, holder: Any, reason: str) -> None:
-        """A function could not be run to its end: nothing is known of what it runs."""
-        self.opaque_functions.setdefault(function, reason)
-        if isinstance(holder, nn.Module):
-            self.opaque_module(holder, reason)
-        elif holder is not None:
-            self.changing.note(holder)
-
-    def opaque_module(self, module: nn.Module, reason: str) -> None:
-        """Nothing is known of what a module and its children do."""
-        for inner in module.modules():
-            self.opaque_modules.setdefault(id(inner), reason)
-
-
-def _methods(cls: type) -> Iterator[Any]:
-    return (value for base in cls.__mro__ for value in vars(base).values())
+    def answers_once(self) -> None:
+        """What runs may answer otherwise when a region around it is recomputed."""
+        for region in self.around:
+            self.overwritten.setdefault(region, self.line)

@@ -8,7 +8,7 @@ site that is neutral there is neutral, whoever calls.
 """
 
 import inspect
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -85,22 +85,32 @@ def run_model(model: nn.Module, setting: Setting) -> Interpreter:
     return run
 
 
-def run_alone(function: FunctionType, setting: Setting) -> Interpreter | None:
-    """Run one function as anybody may call it; nothing if it could not be run to its end."""
+def run_alone(
+    function: FunctionType, setting: Setting, around: Iterable[Key] = ()
+) -> tuple[Interpreter, bool]:
+    """Run one function as anybody may call it.
+
+    Args:
+        function: it.
+        setting: what is taken as given.
+        around: regions inside of which it may be called.
+
+    Returns:
+        The run, and whether it came to its end.
+    """
     run = setting.run()
     run.limit = _STEPS_ALONE
+    run.around += around
     args, kwargs = _arguments(function, frozenset({UNKNOWN}), 0)
     try:
         value, world = run.run_function(function, args, kwargs, World())
     except (ImpossibleCallError, UnsupportedError, RecursionError):
-        return None
+        return run, False
     _end(run, value, world)
-    return None if function in run.opaque_functions else run
+    return run, function not in run.opaque_functions
 
 
-def _arguments(
-    function: Any, memory: Storages, bound: int
-) -> tuple[list[Value], dict[str, Value]]:
+def _arguments(function: Any, memory: Storages, bound: int) -> tuple[list[Value], dict[str, Value]]:
     """Arguments for all parameters but the first ones: any number of them, under any names."""
     given: Value = Abstract(memory)
     if not isinstance(function, FunctionType):

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import nn
 
-from safemodules.mutation.liveness.callables import callables_in, lose, number_of
+from safemodules.mutation.liveness.callables import callables_in, entries_in, lose, number_of
 from safemodules.mutation.reach import Reached
 
 Storages = frozenset[int]  # below zero: see NOTE [ Callables as memory ]
@@ -241,6 +241,11 @@ def is_plain(value: Value) -> TypeGuard[Known]:
     return isinstance(value, Known) and isinstance(value.object, PLAIN)
 
 
+def is_whole(value: Value) -> TypeGuard[Known]:
+    """Whether a value is a whole number that is known."""
+    return isinstance(value, Known) and isinstance(value.object, int)
+
+
 def is_text(value: Value) -> TypeGuard[Known]:
     """Whether a value is a text that is known."""
     return isinstance(value, Known) and isinstance(value.object, str)
@@ -279,8 +284,6 @@ def holds_tensor(value: Any, depth: int = 0) -> bool:
     """Whether an object is a tensor, or may hold one; a module or a function is none."""
     if isinstance(value, _NO_TENSORS) or callable(value):
         return False
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, list | tuple | set | frozenset):
+    if not isinstance(value, list | tuple | dict | set | frozenset):
         return True  # a tensor, or whatever is not looked into
-    return depth > 3 or any(holds_tensor(entry, depth + 1) for entry in value)
+    return depth > 3 or any(holds_tensor(entry, depth + 1) for entry in entries_in(value))

@@ -1,5 +1,6 @@
 """Verdicts on the sites of a model: neutral, load-bearing or unknown."""
 
+import ast
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -109,6 +110,7 @@ def _settled(
         verdicts.update(news)
         if not news:
             harmless = {key: _harmless(key, run) for key in [*sites, *modules]}
+            run.overwritten.update(_changed_around(run, setting))
             if changing.outside:  # which a checkpoint does not put back
                 run.overwritten.update({r.key: changing.outside for r in at.values()})
             return Verdicts({**harmless, **proven, **verdicts}, run.overwritten)
@@ -118,9 +120,7 @@ def _settled(
     return Verdicts(sites_left, dict.fromkeys((region.key for region in at.values()), end))
 
 
-def _for_any_caller(
-    found: Mapping[Key, SiteVerdict], setting: Setting
-) -> dict[Key, SiteVerdict]:
+def _for_any_caller(found: Mapping[Key, SiteVerdict], setting: Setting) -> dict[Key, SiteVerdict]:
     """Undecided sites that are harmless whoever calls their function.
 
     See NOTE [ Any caller ].
@@ -133,11 +133,25 @@ def _for_any_caller(
             for key in keys - setting.kept
             if key in found and found[key].effect is Effect.UNKNOWN
         }
-        run = run_alone(function, setting) if undecided else None
-        if run is not None:
+        run, ended = run_alone(function, setting) if undecided else (None, False)
+        if run is not None and ended:
             for key in undecided & (run.ran | run.plain) - run.unknown.keys() - run.readers.keys():
                 proven[key] = _harmless(key, run)
     return proven
+
+
+def _changed_around(run: Interpreter, setting: Setting) -> dict[Key, str]:
+    """Regions that could not be followed, and what in code like that may differ later."""
+    missing = {region.key for region in setting.regions.values()} - run.followed
+    found: dict[Key, str] = {}
+    for function in _given_up(run, setting.reach) if missing else ():
+        alone, ended = run_alone(function, setting, missing)
+        found.update(alone.overwritten)
+        for reached in () if ended else setting.reach.functions.get(function, ()):
+            nodes = ast.walk(reached.source.node) if reached.source is not None else ()
+            unclear = f"{function.__qualname__} cannot be followed"
+            found.update({id(node): unclear for node in nodes if id(node) in missing})
+    return {key: line for key, line in found.items() if key in missing}
 
 
 def _harmless(key: Key, run: Interpreter) -> SiteVerdict:
@@ -186,13 +200,12 @@ def _of_plain_functions(reach: Reach) -> set[Key]:
     }
 
 
-def _hidden(run: Interpreter, reach: Reach) -> dict[Key, str]:
-    """Sites that something runs which could not be looked into."""
+def _given_up(run: Interpreter, reach: Reach) -> dict[FunctionType, str]:
+    """Functions that something may run which could not be looked into, and why."""
     callees: dict[FunctionType, set[FunctionType]] = {}
     for (called, _), callers in reach.callers.items():
         for caller, _ in callers:
             callees.setdefault(caller, set()).add(called)
-    hidden = dict(run.opaque_modules)
     functions = dict(run.opaque_functions)
     classes = {
         cls
@@ -214,6 +227,13 @@ def _hidden(run: Interpreter, reach: Reach) -> dict[Key, str]:
             if called not in functions:
                 functions[called] = functions[function]
                 rest.append(called)
+    return functions
+
+
+def _hidden(run: Interpreter, reach: Reach) -> dict[Key, str]:
+    """Sites that something runs which could not be looked into."""
+    hidden = dict(run.opaque_modules)
+    functions = _given_up(run, reach)
     for reached in reach.all():
         if reached.function in functions:
             for site in reached.findings.sites:

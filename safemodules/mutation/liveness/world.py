@@ -35,12 +35,14 @@ from safemodules.mutation.liveness.values import (
     Value,
     is_plain,
     merged,
+    union,
     with_memory,
 )
 
 Marks = frozenset[Any]  # keys of sites
 _NONE: Marks = frozenset()
 _MOST = 24  # tensors that one name may stand for
+_DEEPEST = 6  # lists in lists by whose entries two passes through a loop are compared
 
 
 @dataclass
@@ -262,40 +264,38 @@ def _without(value: Value, elsewhere: Storages) -> Value:
 def shape_of(names: dict[str, Value], world: World, first: int) -> Any:
     """What a pass through a loop leaves, up to the identity of memory that the loop has made.
 
+    What it has made is told by the names that stand for it, what it holds and by which sites it
+    is stale: so many tensors of one kind are one, and a list may grow.
+
     Args:
         names: the local names.
         world: memory.
         first: storages above this one were made by the loop.
     """
-    numbers: dict[int, int] = {}
-    shape: list[Any] = []
-    rest: list[int] = []
+    values = [*sorted(names.items()), *world.attributes.items()]
+    places: dict[int, set[int]] = {}
+    for place, (_, value) in enumerate(values):
+        for storage in value.storages:
+            if storage > first:
+                places.setdefault(storage, set()).add(place)
 
-    def numbered(storages: Storages) -> tuple[int, ...]:
-        found = []
-        for storage in sorted(storages):
-            if storage <= first:
-                found.append(storage)
-                continue
-            if storage not in numbers:
-                numbers[storage] = -1 - len(numbers)
-                rest.append(storage)
-            found.append(numbers[storage])
-        return tuple(found)
+    @functools.cache
+    def kind(storage: int, depth: int) -> Any:
+        if storage <= first or not depth:
+            return storage
+        made = world.is_container(storage), storage in world.filled, world.marks(storage)
+        held = told(world.heap.get(storage, NOTHING), depth - 1)
+        return (*made, frozenset(places.get(storage, ())), held)
 
-    for name in sorted(names):
-        shape.append((name, _kind_of(names[name]), numbered(names[name].storages)))
-    for place, value in world.attributes.items():
-        shape.append((place, _kind_of(value), numbered(value.storages)))
-    named = NOTHING.union(*(value.storages for value in names.values()))
-    for key in sorted({STATE, UNKNOWN} | {s for s in named if s <= first and s in world.heap}):
-        shape.append((key, numbered(world.heap.get(key, NOTHING))))
-    shape.append({s: world.stale[s] for s in world.stale if s <= first})
-    while rest:
-        storage = rest.pop(0)
-        shape.append((numbers[storage], numbered(world.heap.get(storage, NOTHING))))
-        shape.append((world.marks(storage), storage in world.filled))
-    return shape
+    def told(storages: Storages, depth: int = _DEEPEST) -> frozenset[Any]:
+        return frozenset(kind(storage, depth) for storage in storages)
+
+    reached = world.held_by(union(value for _, value in values) | {STATE, UNKNOWN})
+    return (
+        [(key, _kind_of(value), told(value.storages)) for key, value in values],
+        {s: told(world.heap[s]) for s in reached if s <= first and s in world.heap},
+        {storage: marks for storage, marks in world.stale.items() if storage <= first},
+    )
 
 
 def _kind_of(value: Value) -> Any:

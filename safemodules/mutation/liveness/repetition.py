@@ -1,0 +1,33 @@
+"""Loops of an abstract run: how often their bodies run."""
+
+from collections.abc import Iterator
+
+from safemodules.mutation.liveness.frame import Frame
+from safemodules.mutation.liveness.unseen import Unseen
+from safemodules.mutation.liveness.unsupported import UnsupportedError
+from safemodules.mutation.liveness.world import forget_counts, shape_of
+
+_MOST_PASSES = 40  # names and lists that a loop may hand something along, one to the next
+
+
+class Repetition(Unseen):
+    """Runs loops of any number of passes."""
+
+    def passes(self, frame: Frame) -> Iterator[None]:
+        """Let a loop's body run until another pass would only do the same again.
+
+        Raises:
+            UnsupportedError: it still does something else after many passes.
+        """
+        first, shape = self.numbers.next, None
+        names, attributes = dict(frame.names), dict(frame.world.attributes)
+        for _ in range(_MOST_PASSES):
+            yield
+            if not frame.alive:
+                return
+            before, shape = shape, shape_of(frame.names, frame.world, first)
+            if shape == before:
+                return
+            forget_counts(frame.names, names)
+            forget_counts(frame.world.attributes, attributes)
+        raise UnsupportedError("a loop hands things along too often")
