@@ -18,7 +18,6 @@ from safemodules.mutation.liveness.callables import callables_in, numbered
 from safemodules.mutation.liveness.changing import CHANGING_METHODS, SETTERS
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.library import Arguments
-from safemodules.mutation.liveness.own_code import own
 from safemodules.mutation.liveness.unsupported import ImpossibleCallError, UnsupportedError
 from safemodules.mutation.liveness.values import (
     STATE,
@@ -83,7 +82,7 @@ class Calls(Binding):
                 if known is not None:
                     return known
             if isinstance(holder.object, nn.Module):
-                known = self._method_of_module(holder.object, node.func.attr)
+                known = self.method_of_module(holder.object, node.func.attr, frame)
                 if known is not None:
                     return known
             callee = self.attribute_of(holder, node.func.attr, frame)
@@ -289,19 +288,6 @@ class Calls(Binding):
         self.opaque_module(module, f"nn.{name} is not in the table of modules")
         return self.unknown_call(given, frame, writes=False)
 
-    def _method_of_module(self, module: nn.Module, name: str) -> Value | None:
-        """Children of a container."""
-        found: Any = None
-        if own(type(module), name) is not None or self.changing.has_regrown(module):
-            return None
-        if name == "children":
-            found = list(module.children())
-        elif name == "named_children":
-            found = list(module.named_children())
-        elif isinstance(module, nn.ModuleDict) and name in ("items", "values", "keys"):
-            found = list(getattr(module, name)())
-        return None if found is None else self.known_list(found)
-
     # -- functions ----------------------------------------------------------------------
 
     def method_of_made(self, holder: Made, name: str, arguments: Arguments, frame: Frame) -> Value:
@@ -329,6 +315,8 @@ class Calls(Binding):
         """Call a function of the user, or what cannot be looked into."""
         if is_foreign(function.__code__.co_filename):
             return self.foreign(function, args, kwargs, frame)
+        if self.shallow and function in self.reach.functions:
+            return self.unknown_call([*args, *kwargs.values()], frame)
         place = self.line
         args = [self.lasting(value, frame) for value in args]
         kwargs = {name: self.lasting(value, frame) for name, value in kwargs.items()}

@@ -12,7 +12,15 @@ from safemodules.mutation.liveness.containers import runs_code
 from safemodules.mutation.liveness.expressions import Expressions
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.unsupported import UnsupportedError
-from safemodules.mutation.liveness.values import UNKNOWN, Abstract, Known, Made, Value, merged
+from safemodules.mutation.liveness.values import (
+    UNKNOWN,
+    Abstract,
+    Closure,
+    Known,
+    Made,
+    Value,
+    merged,
+)
 from safemodules.mutation.liveness.world import State, join_all
 
 # What a checkpoint enters again for a recomputation, and what changes no values.
@@ -96,11 +104,11 @@ class Exits(Expressions):
             self.contexts.pop()
 
     def _is_entered_again(self, node: ast.expr, frame: Frame) -> bool:
-        """Whether a context is known to change nothing that a recomputation would miss."""
-        if not isinstance(node, ast.Call):
-            return False
-        callee = self.evaluate(node.func, frame)
-        return isinstance(callee, Known) and callee.object in _ENTERED_AGAIN
+        """Whether a context changes nothing that a recomputation would miss, or is not known."""
+        callee = self.evaluate(node.func if isinstance(node, ast.Call) else node, frame)
+        if isinstance(callee, Known):
+            return callee.object in _ENTERED_AGAIN
+        return not isinstance(callee, Made | Closure)
 
     def _may_swallow(self, node: ast.expr, frame: Frame) -> bool:
         """Whether an exception may end at a ``with``."""

@@ -50,8 +50,8 @@ HISTORY = frozenset({"is_leaf", "requires_grad"})
 IDENTIFYING = frozenset({"id", "hash"})
 # Packages whose functions answer the same when they are asked again.
 REPEATABLE = frozenset(
-    """_operator abc builtins collections contextlib copy dataclasses enum functools inspect
-    itertools logging math numbers numpy operator os pathlib re string torch types typing
+    """_operator _warnings abc builtins collections contextlib copy dataclasses enum functools
+    inspect itertools logging math numbers numpy operator os pathlib re string torch types typing
     warnings""".split()
 )
 # Builtins through which code sees names that it does not mention.

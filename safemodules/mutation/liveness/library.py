@@ -2,6 +2,7 @@
 
 import builtins
 import functools
+import logging
 import random
 from collections import deque
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from safemodules.mutation.internals import user_class_of
 from safemodules.mutation.liveness import kinds
+from safemodules.mutation.liveness.callables import functions_around
 from safemodules.mutation.liveness.construction import Construction
 from safemodules.mutation.liveness.containers import runs_code
 from safemodules.mutation.liveness.frame import Frame
@@ -46,6 +48,7 @@ Arguments = tuple[list[Value], dict[str, Value]]
 _SETTLED = (nn.Module, FunctionType, type, *PLAIN)
 # Objects that a checkpoint puts back, so that they answer the same again.
 _PUT_BACK = (deque, set, frozenset, random.Random, torch.Generator)
+_STATE_OF_MODULES = frozenset("buffers named_buffers named_parameters parameters".split())
 _LOOKUPS = ("__getattr__", "__getattribute__")
 _ANSWERS: dict[Any, bool] = {
     torch.jit.is_scripting: False,  # type: ignore[attr-defined]  # they are public
@@ -85,7 +88,9 @@ class Library(Construction):
             answer = None
         if answer is not None:
             return Known(answer)
-        if owner_of(called) not in kinds.REPEATABLE or name in ("next", "input", "open"):
+        if name == "next" and not self._is_made_here(args[0] if args else VALUE, frame):
+            self.answers_once()
+        if not _answers_again(called):
             self.answers_once()
         plain = module == "builtins" and name in kinds.BUILTINS_OF_OBJECTS
         if any(isinstance(value, Made) or runs_code(value) for value in given):
@@ -108,6 +113,11 @@ class Library(Construction):
                 Abstract(frozenset({UNKNOWN}))
             )  # fmt: skip
         return self.unknown_call([Known(called), *given], frame)
+
+    @staticmethod
+    def _is_made_here(value: Value, frame: Frame) -> bool:
+        """Whether a list, or what goes through one, was made by the forward."""
+        return bool(value.storages) and value.storages == frame.world.containers(value.storages)
 
     def _builtin(self, name: str, args: Sequence[Value], frame: Frame) -> Value:
         if not args:
@@ -180,6 +190,21 @@ class Library(Construction):
         frame.world.put(holder.storages | {STATE, UNKNOWN}, union(args[2:]))
         return VALUE
 
+    def method_of_module(self, module: nn.Module, name: str, frame: Frame) -> Value | None:
+        """What a module holds: children of a container, parameters, buffers."""
+        found: Any = None
+        if own(type(module), name) is not None or self.changing.has_regrown(module):
+            return None
+        if name in _STATE_OF_MODULES:
+            return self.container(frozenset({STATE}), frame)
+        if name == "children":
+            found = list(module.children())
+        elif name == "named_children":
+            found = list(module.named_children())
+        elif isinstance(module, nn.ModuleDict) and name in ("items", "values", "keys"):
+            found = list(getattr(module, name)())
+        return None if found is None else self.known_list(found)
+
     def method_of_object(
         self, holder: Known, name: str, arguments: Arguments, frame: Frame
     ) -> Value | None:
@@ -216,7 +241,7 @@ class Library(Construction):
                 return Abstract(frozenset({STATE}) | held) if name == "setdefault" else VALUE
             return Abstract(holder.storages | union(given))
         if not isinstance(known, Tensor | nn.Module | ModuleType | type | FunctionType):
-            if not isinstance(known, _PUT_BACK):
+            if not isinstance(known, (*_PUT_BACK, logging.Logger)):
                 self.answers_once()
             if not any(storage < 0 for storage in holder.storages):  # a deque, a set
                 frame.world.put(frozenset({STATE}), frame.world.held_by(union(given)))
@@ -289,6 +314,15 @@ def owner_of(called: Any) -> str:
         cls = holder if isinstance(holder, type) else type(holder)
         module = "torch" if holder is None else cls.__module__
     return "numpy.random" if module.startswith("numpy.random") else module.partition(".")[0]
+
+
+def _answers_again(called: Any) -> bool:
+    """Whether a function answers the same when a region is recomputed, or is the user's inside."""
+    if called in (input, open):
+        return False
+    if isinstance(called, FunctionType) and functions_around(called):
+        return True
+    return owner_of(called) in kinds.REPEATABLE
 
 
 def _answer(name: str, objects: Sequence[Any]) -> Value:

@@ -46,6 +46,8 @@ class Run:
         regions: what may be recomputed in backward, by the identities of its nodes.
         overwritten: those of them of which something that they read is overwritten later, and
             where.
+        differing: those of them that may see something else when they are recomputed, of which
+            nobody would know, and where.
         followed: those of them that were run to their end.
         readers: load-bearing sites: who reads, and whether that is sure.
         read_by_name: sites that are read, other than by code that is not looked into.
@@ -68,6 +70,7 @@ class Run:
         self.flags, self.kept, self.regions = flags, kept, regions
         self.inputs: Storages = NOTHING
         self.overwritten: dict[Key, str] = {}
+        self.differing: dict[Key, str] = {}
         self.followed: set[Key] = set()
         self._read_in: dict[FoundRegion, Storages] = {}
         self.readers: dict[Key, tuple[str, bool]] = {}
@@ -86,6 +89,7 @@ class Run:
         self.depth = self.rounds = self.steps = 0
         self.limit = _STEPS
         self.line = ""
+        self.shallow = False  # functions on the forward path are not followed
         self.spelled = False  # the call that is run names `setattr`
         self._sites: dict[FunctionType, Mapping[int, FoundSite]] = {}
         self._lost: set[int] = set()  # callables that unknown code may call already
@@ -302,7 +306,7 @@ class Run:
         """What a region names it reads, and behind it, in backward, will again."""
         region = self.regions[id(node)]
         if self.contexts:  # which are left when it is recomputed
-            self.overwritten.setdefault(region.key, self.contexts[-1])
+            self.differing.setdefault(region.key, self.contexts[-1])
         read = frame.world.held_by(frame.seen_by(names_in(node)))
         held = self._read_in.pop(region, NOTHING) | read
         self.around.append(region.key)
@@ -342,4 +346,4 @@ class Run:
     def answers_once(self) -> None:
         """What runs may answer otherwise when a region around it is recomputed."""
         for region in self.around:
-            self.overwritten.setdefault(region, self.line)
+            self.differing.setdefault(region, self.line)

@@ -93,7 +93,7 @@ def run_alone(
     Args:
         function: it.
         setting: what is taken as given.
-        around: regions inside of which it may be called.
+        around: regions inside of which it may be called; then what it calls is not followed.
 
     Returns:
         The run, and whether it came to its end.
@@ -101,6 +101,7 @@ def run_alone(
     run = setting.run()
     run.limit = _STEPS_ALONE
     run.around += around
+    run.shallow = bool(run.around)
     args, kwargs = _arguments(function, frozenset({UNKNOWN}), 0)
     try:
         value, world = run.run_function(function, args, kwargs, World())

@@ -110,7 +110,7 @@ def _settled(
         verdicts.update(news)
         if not news:
             harmless = {key: _harmless(key, run) for key in [*sites, *modules]}
-            run.overwritten.update(_changed_around(run, setting))
+            run.overwritten.update({**run.differing, **_changed_around(run, setting)})
             if changing.outside:  # which a checkpoint does not put back
                 run.overwritten.update({r.key: changing.outside for r in at.values()})
             return Verdicts({**harmless, **proven, **verdicts}, run.overwritten)
@@ -144,10 +144,11 @@ def _changed_around(run: Interpreter, setting: Setting) -> dict[Key, str]:
     """Regions that could not be followed, and what in code like that may differ later."""
     missing = {region.key for region in setting.regions.values()} - run.followed
     found: dict[Key, str] = {}
-    for function in _given_up(run, setting.reach) if missing else ():
+    given_up = _given_up(run, setting.reach) if missing else {}
+    for function in (each for each in given_up if each in setting.reach.functions):
         alone, ended = run_alone(function, setting, missing)
-        found.update(alone.overwritten)
-        for reached in () if ended else setting.reach.functions.get(function, ()):
+        found.update(alone.differing)  # what is overwritten, the checkpoint itself would notice
+        for reached in () if ended else setting.reach.functions[function]:
             nodes = ast.walk(reached.source.node) if reached.source is not None else ()
             unclear = f"{function.__qualname__} cannot be followed"
             found.update({id(node): unclear for node in nodes if id(node) in missing})
