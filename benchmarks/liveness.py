@@ -29,7 +29,7 @@ import torch
 
 from benchmarks.cases import SUITES, Case, load_suite, select
 from benchmarks.report import RESULTS, command_line, read_commands, table, version_list
-from safemodules.conversion.decisions import UNDECIDED, decide_without_inputs, verdicts_from_source
+from safemodules.conversion.decisions import verdicts_from_source
 from safemodules.conversion.stale_reads import StaleReads
 from safemodules.conversion.survey import AnySite, Survey, survey_model
 from safemodules.conversion.trial import converted
@@ -45,8 +45,7 @@ class Row:
     Attributes:
         name: Name of the case.
         effects: Sites by verdict.
-        decided: Sites that a conversion without inputs decides, also as plainly fresh.
-        open_ran: Undecided sites that ran.
+        unknown_ran: Unknown sites that ran.
         ran: Sites that ran on the example inputs.
         wrong: Sites whose verdict the run refutes, in words.
         unknown: Why sites are unknown, with their number.
@@ -56,8 +55,7 @@ class Row:
 
     name: str
     effects: Counter[str] = field(default_factory=Counter)
-    decided: int = 0
-    open_ran: int = 0
+    unknown_ran: int = 0
     ran: int = 0
     wrong: list[str] = field(default_factory=list)
     unknown: Counter[str] = field(default_factory=Counter)
@@ -104,11 +102,9 @@ def run(case: Case) -> Row:
     started = time.perf_counter()
     verdicts = verdicts_from_source(survey).sites
     row.seconds = time.perf_counter() - started
-    decisions = decide_without_inputs(survey, verdicts)
-    row.decided = sum(not decisions[site].reason.startswith(UNDECIDED) for site in verdicts)
     found, ran = truth(survey, list(verdicts), case)
     row.ran = len(ran)
-    row.open_ran = sum(decisions[site].reason.startswith(UNDECIDED) for site in ran)
+    row.unknown_ran = sum(verdicts[site].effect is Effect.UNKNOWN for site in ran)
     for site, verdict in verdicts.items():
         row.effects[verdict.effect.value] += 1
         if verdict.effect is Effect.UNKNOWN:
@@ -116,8 +112,8 @@ def run(case: Case) -> Row:
         read = found.get(site)
         if verdict.effect is Effect.NEUTRAL and read is not None:
             row.wrong.append(f"{site.site} is called neutral, but {read}")
-        if verdict.effect is Effect.UNREACHED and site in ran:
-            row.wrong.append(f"{site.site} is called unreached, but runs")
+        if verdict.effect in (Effect.UNREACHED, Effect.NO_TENSOR) and site in ran:
+            row.wrong.append(f"{site.site} is called {verdict.effect.value}, but runs")
         if verdict.effect is Effect.LOAD_BEARING and site in ran and read is None:
             row.wrong.append(f"{site.site} is called load-bearing ({verdict.reason}), not read")
     return row
@@ -149,18 +145,16 @@ def page(rows: Sequence[Row], commands: Sequence[str]) -> str:
         "",
         f"Versions: {known}.",
         "",
-        "Sites that cannot be rewritten are left out. *undecided*: what a conversion without",
-        "inputs leaves in place for want of a verdict, after the simpler proof that a tensor is",
-        "plainly fresh; *undecided, ran*: those of them that overwrite a tensor on the example",
-        "inputs (the others are mostly dicts and numbers). *unreached* do not run as the",
-        "attributes of the modules are. *wrong*: a verdict that a run with all sites swapped",
-        "refutes. *s*: seconds of the longest analysis.",
+        "Sites that cannot be rewritten are left out. *unknown* are those that a conversion without",
+        "inputs leaves in place for want of a verdict; *unknown, ran*: those of them that overwrite",
+        "a tensor on the example inputs. *unreached* do not run as the attributes of the modules",
+        "are; *no tensor*: they change numbers, or lists of such. *wrong*: a verdict that a run with",
+        "all sites swapped refutes. *s*: seconds of the longest analysis.",
         "",
     ]
     lines += table(
-        ("suite", "models", "sites", *(e.value for e in Effect), "unknown of sites", "undecided",
-         "undecided, ran", "ran",
-         "wrong", "s"),
+        ("suite", "models", "sites", *(e.value for e in Effect), "unknown of sites", "unknown, ran",
+         "ran", "wrong", "s"),
         list(_suites(rows)),
     )  # fmt: skip
     wrong = [f"- {row.name}: {text}" for row in rows for text in row.wrong]
@@ -190,8 +184,7 @@ def _suites(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
             str(sites),
             *(str(effects[effect.value]) for effect in Effect),
             f"{100 * effects[Effect.UNKNOWN.value] / max(sites, 1):.2f}%",
-            f"{100 * (1 - sum(row.decided for row in mine) / max(sites, 1)):.2f}%",
-            str(sum(row.open_ran for row in mine)),
+            str(sum(row.unknown_ran for row in mine)),
             str(sum(row.ran for row in mine)),
             str(sum(len(row.wrong) for row in mine)),
             f"{max((row.seconds for row in mine), default=0):.2f}",
