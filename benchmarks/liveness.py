@@ -145,11 +145,11 @@ def page(rows: Sequence[Row], commands: Sequence[str]) -> str:
         "",
         f"Versions: {known}.",
         "",
-        "Sites that cannot be rewritten are left out. *unknown* are those that a conversion without",
-        "inputs leaves in place for want of a verdict; *unknown, ran*: those of them that overwrite",
-        "a tensor on the example inputs. *unreached* do not run as the attributes of the modules",
-        "are; *no tensor*: they change numbers, or lists of such. *wrong*: a verdict that a run with",
-        "all sites swapped refutes. *s*: seconds of the longest analysis.",
+        "Sites that cannot be rewritten are left out. *unknown* are those that a conversion",
+        "without inputs leaves in place for want of a verdict; *unknown, ran*: those of them that",
+        "overwrite a tensor on the example inputs. *unreached* do not run as the attributes of the",
+        "modules are; *no tensor*: they change numbers, or lists of such. *wrong*: a verdict that",
+        "a run with all sites swapped refutes. *s*: seconds of the longest analysis.",
         "",
     ]
     lines += table(
