@@ -197,6 +197,15 @@ def test_hooks_of_a_tensor_do_not_run_while_their_registry_is_empty():
     assert len(seen) == 1
 
 
+def test_tensors_of_one_storage_are_told_from_others():
+    x, asked = torch.ones(4), []
+    assert graph_internals.shares_storage(x[1:], x.view(2, 2))
+    assert not graph_internals.shares_storage(x, x.clone())
+    torch.vmap(lambda row: asked.append(graph_internals.shares_storage(row, x)) or row)(x)
+    assert not graph_internals.shares_storage(x.to_sparse(), x)
+    assert asked == [False]
+
+
 def test_tensors_are_added_to_tensors():
     sums = [torch.ones(2), torch.zeros(())]
     graph_internals.add_all_(sums, [torch.ones(2), torch.ones(())])

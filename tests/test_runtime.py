@@ -39,7 +39,8 @@ from safemodules.mutation.operators import (
     function_twins,
     method_kind,
 )
-from safemodules.rewriting.runtime import KEY, TRAINING_SLOTS, helper
+from safemodules.rewriting.out_of_place import TRAINING_SLOTS
+from safemodules.rewriting.runtime import KEY, helper
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -26,7 +26,7 @@ from safemodules.mutation.sites import SiteKind
 from safemodules.mutation.source import SourceFile
 from safemodules.mutation.values import kind_of
 from safemodules.rewriting.edits import Edit
-from safemodules.rewriting.runtime import RESULT_FUNCTIONS
+from safemodules.rewriting.out_of_place import RESULT_FUNCTIONS
 
 #: Methods whose backward rounds otherwise, or that draw numbers.
 _NOT_EXACT = frozenset({"celu_", "elu_", "selu_", "rrelu_", "dropout_", "bernoulli_"})

@@ -1,8 +1,9 @@
-"""The private names of torch that checkpointed regions and loops of losses read.
+"""The private names of torch that checkpointed regions, loops of losses and edited code read.
 
 The others stand in ``internals``; ``tests/test_internals.py`` says of each what it needs.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,9 +19,14 @@ __all__ = [
     "is_transformed",
     "memory_changes",
     "sequence_number",
+    "shares_storage",
     "tensor_hooks",
     "uncounted",
 ]
+
+# Whether two tensors have one storage, asked before every overwrite, so by torch's own function.
+# Of what has no storage, as in a transform, the answer is no.
+shares_storage: Callable[[Tensor, Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 
 def sequence_number(node: Any) -> int:

@@ -11,14 +11,18 @@ for memory that the original writes through; so an entry that is a copy of its t
 has the memory of its old one written.
 """
 
+from operator import setitem
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from safemodules.rewriting.copies import stand_in, written_in_place
+from safemodules.rewriting.copies import is_kept_leaf, stand_in, written_in_place
 from safemodules.rewriting.inference import overwrites
+from safemodules.rewriting.overlap import on_itself, overlap
 
+# Of an operator that writes any elements of its target.
+_ANY = "masked_scatter_"
 Place = tuple[Any, Any, Any, bool]
 
 
@@ -59,22 +63,26 @@ def root_of(place: Place) -> Any:
 def is_state(place: Place) -> bool:
     """Whether a place lies in a parameter or on a module, whose tensors keep their identity.
 
-    In inference every place is written as the original writes it.
+    So does a leaf where no graph is recorded. In inference every place is written as the
+    original writes it.
     """
     if overwrites():
         return True
     while place[1] is not None:
         place = place[1]
-        if isinstance(place[0], (nn.Parameter, nn.Module)):
+        if isinstance(place[0], (nn.Parameter, nn.Module)) or is_kept_leaf(place[0]):
             return True
     return False
 
 
 def assign(place: Place, value: Any) -> Any:
     """``place = value`` for a place behind a name; returns the name's new value."""
-    _, container, key, is_attribute = place
+    entry, container, key, is_attribute = place
     if container is None:
         return value
+    if not is_attribute and value is entry:  # it was written where it stands
+        container[0][key] = value
+        return root_of(container)
     if not is_attribute:
         return assign_item(container, key, value)
     setattr(container[0], key, value)
@@ -87,9 +95,23 @@ def assign_item(container: Place, key: Any, value: Any) -> Any:
     if written_in_place(holder) or is_state(container):
         holder[key] = value
         return root_of(container)
+    if _overlap(holder, key, value) and on_itself(setitem, holder, key, value):
+        return root_of(container)
     copy = stand_in(holder)
     copy[key] = value
     return overwrite(container, copy)
+
+
+def _overlap(holder: Tensor, key: Any, value: Any) -> bool:
+    """Whether a value, or an index, lies in what ``holder[key] = value`` writes."""
+    keys = key if isinstance(key, tuple) else (key,)
+    if not any(isinstance(given, (Tensor, list)) for given in (value, *keys)):
+        return False
+    if overlap(holder, keys):
+        return True
+    if not overlap(holder, (value,), _ANY):
+        return False
+    return _copies(key) or overlap(holder[key], (value,))  # a view: what is written is known
 
 
 def overwrite(place: Place, value: Any) -> Any:

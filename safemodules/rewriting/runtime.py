@@ -1,17 +1,7 @@
-"""What edited code calls at run time, in place of in-place operations.
+"""What edited code calls at run time, by the names that edits use.
 
-NOTE [ Exact by construction ]: the result of an out-of-place operator is used only if it
-has the dtype, shape, strides and device of the tensor that the original would have
-overwritten; on the same kernels that is the same values, and backward computes from the same
-ones. In every other case (a promoted dtype, broadcasting, a view with gaps, random numbers,
-an error, a gradient with other rounding) the original in-place operator runs on a copy that
-is laid out alike. So whatever the original does or refuses, the
-copy does. It is the only operator that raises: what the other one raises is not heard.
-
-Two refusals are lifted, since nothing is overwritten: that of an operand which overlaps
-the target, and that of a leaf which requires grad.
-
-Parameters are written in place as before: whoever overwrites a parameter means it.
+In place of in-place operations stand those of ``out_of_place``, see NOTE [ Exact by construction ]
+there; here are their forms for places, and those that write through to the tensor itself.
 """
 
 import functools
@@ -20,23 +10,20 @@ from types import MethodType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor
 
-from safemodules.mutation.operators import (
-    AUGMENTED_FUNCTIONS,
-    RANDOM_FUNCTIONS,
-    function_twins,
-    method_kind,
-    method_twin,
-)
+from safemodules.mutation.operators import AUGMENTED_FUNCTIONS
 from safemodules.rewriting.checkpoints import loop, mapped, outlined, outlining, rerouted
-from safemodules.rewriting.copies import (
-    is_alike,
-    keeps_history,
-    stand_in,
-    written_in_place,
+from safemodules.rewriting.out_of_place import (
+    AUGMENTED_HELPERS,
+    flagged,
+    function,
+    in_place_method,
+    method,
+    named,
+    written_out,
 )
+from safemodules.rewriting.overlap import on_itself, overlap
 from safemodules.rewriting.owned import own, views
 from safemodules.rewriting.places import (
     KEY,
@@ -51,136 +38,6 @@ from safemodules.rewriting.places import (
     root_of,
 )
 
-_OPERANDS = (Tensor, int, float, complex, torch.SymInt, torch.SymFloat)
-
-# Tables stand here as plain dictionaries and sets, which torch.compile looks into.
-TWINS = dict(function_twins())
-
-# Random functions that draw in training only: where the flag stands, and its default.
-TRAINING_SLOTS = {
-    F.alpha_dropout: (2, False),
-    F.dropout: (2, True),
-    F.dropout1d: (2, True),
-    F.dropout2d: (2, True),
-    F.dropout3d: (2, True),
-    F.feature_alpha_dropout: (2, False),
-    F.rrelu: (3, False),
-}
-
-# In place, their backward computes from the result what it else computes from the input: the
-# same but for rounding. (`derivatives.yaml`: elu_backward with is_result.)
-RESULT_FUNCTIONS = frozenset({F.celu, F.elu, F.elu_, F.selu, torch.celu_, torch.selu_})
-
-
-def _attempt(target: Tensor, compute: Callable[[], Any]) -> Any:
-    """The result of an out-of-place operator if it can stand for the overwritten target."""
-    if target.layout is not torch.strided or keeps_history(target):
-        return None
-    try:
-        result = compute()
-    except Exception:  # the in-place operator says it in its own words
-        return None
-    return result if result is target or is_alike(result, target) else None
-
-
-def _augmented(name: str) -> Callable[[Any, Any], Any]:
-    out_of_place, in_place = AUGMENTED_FUNCTIONS[name]
-
-    def augmented(target: Any, value: Any) -> Any:
-        if written_in_place(target):
-            return in_place(target, value)
-        if isinstance(value, _OPERANDS):
-            result = _attempt(target, lambda: out_of_place(target, value))
-            if result is not None:
-                return result
-        return in_place(stand_in(target), value)
-
-    return _named(augmented, name)
-
-
-def method(name: str) -> Callable[..., Any]:
-    """The out-of-place form of ``target.<name>(...)``, for a tensor method ending in ``_``."""
-    twin, overwrites = method_twin(name), method_kind(name) == "overwrite"
-
-    def call(target: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(target, fx.Proxy) and twin is not None:
-            return getattr(target, twin)(*args, **kwargs)
-        if written_in_place(target):
-            return getattr(target, name)(*args, **kwargs)
-        if twin is not None:
-            result = _attempt(target, lambda: getattr(target, twin)(*args, **kwargs))
-            if result is not None:
-                return result
-        return getattr(stand_in(target, overwritten=overwrites), name)(*args, **kwargs)
-
-    return _named(call, name)
-
-
-def function(call: Callable[..., Any], target: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """The out-of-place form of ``F.elu_(target, ...)`` or ``torch.relu_(target)``."""
-    twin = TWINS.get(call)
-    if isinstance(target, fx.Proxy) and twin is not None:
-        return twin(target, *args, **kwargs)
-    if written_in_place(target):
-        return call(target, *args, **kwargs)
-    if twin is not None and call not in RANDOM_FUNCTIONS and call not in RESULT_FUNCTIONS:
-        result = _attempt(target, lambda: twin(target, *args, **kwargs))
-        if result is not None:
-            return result
-    return call(stand_in(target), *args, **kwargs)
-
-
-def flagged(
-    call: Callable[..., Any], slot: int | None, target: Any, /, *args: Any, **kwargs: Any
-) -> Any:
-    """``F.relu(target, inplace=True)`` out of place.
-
-    Args:
-        call: the function.
-        slot: position of the flag among the function's arguments, ``None`` if a keyword.
-        target: its first argument.
-        *args: the others.
-        **kwargs: the others.
-    """
-    if isinstance(target, fx.Proxy):
-        return _with_flag(call, slot, False, target, args, kwargs)
-    if written_in_place(target):
-        return call(target, *args, **kwargs)
-    # out of place, an accelerator draws other numbers
-    if call not in RESULT_FUNCTIONS and not _draws(call, args, kwargs):
-        result = _attempt(target, lambda: _with_flag(call, slot, False, target, args, kwargs))
-        if result is not None:
-            return result
-    return _with_flag(call, slot, True, stand_in(target), args, kwargs)
-
-
-def _draws(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if call not in RANDOM_FUNCTIONS:
-        return False
-    slot, default = TRAINING_SLOTS[call]
-    return bool(args[slot - 1] if len(args) >= slot else kwargs.get("training", default))
-
-
-def _with_flag(
-    call: Callable[..., Any],
-    slot: int | None,
-    flag: bool,
-    target: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    if slot is None:
-        return call(target, *args, **{**kwargs, "inplace": flag})
-    return call(target, *args[: slot - 1], flag, *args[slot:], **kwargs)
-
-
-def written_out(call: Callable[..., Any], /, *args: Any, out: Any, **kwargs: Any) -> Any:
-    """``torch.add(a, b, out=target)`` into new memory that is laid out like the target."""
-    if not written_in_place(out):
-        out = stand_in(out, overwritten=True)
-    return call(*args, out=out, **kwargs)
-
-
 # -- copies for what backward has saved -----------------------------------------------------
 
 
@@ -190,19 +47,16 @@ def _through(
     target: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    operator: Any,
 ) -> Any:
     """What overwrites a tensor, computed from copies, and written to the tensor itself."""
     if not isinstance(target, Tensor) or not torch.is_grad_enabled():
         return in_place(target, *args, **kwargs)
-    named = {key: own(argument) for key, argument in kwargs.items()}
-    return target.copy_(compute(own(target), *map(own, args), **named))
-
-
-def _in_place_method(name: str) -> Callable[..., Any]:
-    def call(target: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(target, name)(*args, **kwargs)
-
-    return call
+    if overlap(target, (*args, *kwargs.values()), operator):
+        if done := on_itself(in_place, target, *args, **kwargs):
+            return done[0]
+    copied = {key: own(argument) for key, argument in kwargs.items()}
+    return target.copy_(compute(own(target), *map(own, args), **copied))
 
 
 def through(name: str) -> Callable[..., Any]:
@@ -210,17 +64,17 @@ def through(name: str) -> Callable[..., Any]:
     if name in AUGMENTED_FUNCTIONS:
         in_place, compute = AUGMENTED_FUNCTIONS[name][1], AUGMENTED_HELPERS[name]
     else:
-        in_place, compute = _in_place_method(name), method(name)
+        in_place, compute = in_place_method(name), method(name)
 
     def written(target: Any, *args: Any, **kwargs: Any) -> Any:
-        return _through(in_place, compute, target, args, kwargs)
+        return _through(in_place, compute, target, args, kwargs, name)
 
-    return _named(written, name)
+    return named(written, name)
 
 
 def through_function(call: Callable[..., Any], target: Any, /, *args: Any, **kwargs: Any) -> Any:
     """``F.elu_(target, ...)`` computed from copies, and written to the target itself."""
-    return _through(call, functools.partial(function, call), target, args, kwargs)
+    return _through(call, functools.partial(function, call), target, args, kwargs, call)
 
 
 def through_flagged(
@@ -230,7 +84,7 @@ def through_flagged(
     flag = kwargs.get("inplace", False) if slot is None else args[slot - 1]
     if not flag:
         return call(target, *args, **kwargs)
-    return _through(call, functools.partial(flagged, call, slot), target, args, kwargs)
+    return _through(call, functools.partial(flagged, call, slot), target, args, kwargs, call)
 
 
 def through_call(module: Callable[..., Any], target: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -264,7 +118,7 @@ def augmented_at(name: str) -> Callable[[Place, Any], Any]:
     def augmented(place: Place, value: Any) -> Any:
         return assign(place, (in_place if is_state(place) else compute)(place[0], value))
 
-    return _named(augmented, f"{name}_at")
+    return named(augmented, f"{name}_at")
 
 
 def method_pair(name: str) -> Callable[..., list[Any]]:
@@ -277,7 +131,7 @@ def method_pair(name: str) -> Callable[..., list[Any]]:
         value = compute(place[0], *args, **kwargs)
         return [value, overwrite(place, value)]
 
-    return _named(call, f"{name}pair")
+    return named(call, f"{name}pair")
 
 
 def function_pair(call: Callable[..., Any], place: Place, /, *args: Any, **kw: Any) -> list[Any]:
@@ -304,7 +158,7 @@ def _root_only(pair: Callable[..., list[Any]], name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return pair(*args, **kwargs)[1]
 
-    return _named(call, name)
+    return named(call, name)
 
 
 # -- calls of edited functions --------------------------------------------------------------
@@ -333,12 +187,6 @@ def make_twin(table: dict[Callable[..., Any], Callable[..., Any]]) -> Callable[[
     return twin
 
 
-def _named(call: Callable[..., Any], name: str) -> Callable[..., Any]:
-    call.__name__ = call.__qualname__ = name
-    return call
-
-
-AUGMENTED_HELPERS = {name: _augmented(name) for name in AUGMENTED_FUNCTIONS}
 _FIXED: dict[str, Any] = {
     "function": function,
     "function_at": _root_only(function_pair, "function_at"),
