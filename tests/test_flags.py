@@ -1,12 +1,18 @@
 """Flags: torch's classes, subclasses of them, and modules of users and libraries."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
+from tensor_strategy import bits
+from test_rewriting import swap_everything
 from torch import nn
 
 import safemodules as sm
 from safemodules.mutation.operators import INPLACE_MODULES
+from safemodules.rewriting.flags import FORWARDS
 
 ARGUMENTS = {nn.Threshold: (0.1, 0.2)}
 IN_PLACE = sorted(INPLACE_MODULES, key=lambda cls: cls.__name__)
@@ -256,3 +262,156 @@ def test_the_mlp_of_torchvision_is_switched_off():
     model = ops.MLP(4, [4, 4], inplace=True, dropout=0.1)
     sm.convert_model(model, x())
     assert not [m for m in model.modules() if getattr(m, "inplace", False)]
+
+
+# -- what the in-place form computes, bit for bit -----------------------------------------------
+
+OPTIONS = {
+    nn.Threshold: [(0.1, 0.2), (-0.5, 3.0)],
+    nn.ELU: [(), (0.3,)],
+    nn.CELU: [(), (0.3,)],
+    nn.LeakyReLU: [(), (0.3,)],
+    nn.Hardtanh: [(), (-0.5, 0.25)],
+    nn.Dropout: [(), (0.0,), (1.0,)],
+}
+EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 3.0, -3.0, 6.0, -6.0, 1e-30, -1e-30, 20.0, -20.0]
+EDGES += [100.0, -100.0, float("inf"), -float("inf")]
+CALLS = [(cls, options) for cls in IN_PLACE for options in OPTIONS.get(cls, [()])]
+
+
+class OwnELU(nn.Module):
+    """The flag is read for a name, for an expression, over lines, and turned around."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = inplace
+
+    def forward(self, x):
+        x = F.elu(x, inplace=self.inplace)
+        x = F.celu(x * 2, 0.5, self.inplace)
+        return F.selu(
+            x - 1,
+            inplace=self.inplace,
+        )
+
+
+class NotFrozen(nn.Module):
+    def __init__(self, frozen: bool) -> None:
+        super().__init__()
+        self.frozen = frozen
+
+    def forward(self, x):
+        return F.elu(x * 2, inplace=not self.frozen)
+
+
+def result_and_gradient(module, cls, dtype):
+    size = torch.Size(x(cls).shape).numel()
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(size, dtype=torch.float64, generator=generator) * 3
+    values[: len(EDGES)] = torch.tensor(EDGES, dtype=torch.float64)
+    leaf = values.to(dtype).reshape(x(cls).shape).requires_grad_()
+    torch.manual_seed(3)
+    out = module(leaf * 1)
+    weights = torch.linspace(-1, 2, size, dtype=dtype).reshape(leaf.shape)
+    (gradient,) = torch.autograd.grad(out, leaf, weights)
+    return bits(out), bits(gradient), torch.get_rng_state().tolist()
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("cls", "options"), CALLS)
+def test_gradients_are_those_of_the_in_place_form(cls, options, dtype, training):
+    made = cls(*options, inplace=True).train(training)
+    expected = result_and_gradient(made, cls, dtype)
+    model = nn.Sequential(made)
+    swap_everything(model)
+    assert made.inplace is False
+    assert result_and_gradient(model, cls, dtype) == expected
+    assert result_and_gradient(made, cls, dtype) == expected
+
+
+@pytest.mark.parametrize("act", [OwnELU(True), OwnELU(False), NotFrozen(True), NotFrozen(False)])
+def test_gradients_of_a_users_activation_are_those_that_its_flag_chose(act):
+    expected = result_and_gradient(act, nn.ELU, torch.float64)
+    flag = getattr(act, "inplace", None)
+    other = OwnELU(not flag)  # flags of two modules of one class, of which one is switched off
+    model = nn.Sequential(act, other)
+    swap_everything(model)
+    assert getattr(act, "inplace", None) is (None if flag is None else False)
+    assert result_and_gradient(act, nn.ELU, torch.float64) == expected
+    sm.revert_model(model)
+    assert getattr(act, "inplace", None) is flag
+
+
+def test_every_forward_of_torch_that_reads_the_flag_is_known():
+    ignoring = {nn.AlphaDropout, nn.FeatureAlphaDropout}
+    assert {cls.forward for cls in set(INPLACE_MODULES) - ignoring} == set(FORWARDS)
+    assert not any("inplace" in cls.forward.__code__.co_names for cls in ignoring)
+    for cls in set(INPLACE_MODULES) - ignoring:
+        call, attributes = FORWARDS[cls.forward]
+        names = {"F", call.__name__.strip("_"), *attributes, "inplace"}
+        assert set(cls.forward.__code__.co_names) == names
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_and_pickles_run_their_own_options(again):
+    model = sm.convert_model(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.ELU(inplace=True)))
+    twin = again(model)
+    assert type(twin[2]) is nn.ELU
+    assert torch.equal(twin(x()), model(x()))
+    twin[2].alpha = 0.2
+    assert not torch.equal(twin(x()), model(x()))
+    sm.revert_model(twin)
+    assert set(vars(twin[2])) == set(vars(nn.ELU()))
+
+
+def test_the_type_of_an_activation_and_its_forward_come_back():
+    act = nn.ELU(inplace=True)
+    before = dict(vars(act))
+    model = sm.convert_model(around(act))
+    assert type(act) is nn.ELU
+    assert vars(sm.revert_model(model)[2]) == before
+    assert act.forward.__func__ is nn.ELU.forward
+
+
+def test_a_forward_that_the_user_puts_there_stays():
+    act = nn.ELU(inplace=True)
+    model = sm.convert_model(around(act))
+    inner = act.forward
+    act.forward = lambda x: inner(x) * 2
+    expected = model(x())
+    outer = act.forward
+    sm.revert_model(model)
+    assert act.forward is outer
+    assert torch.equal(model(x()), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_scripting_leaves_the_modules_where_they_are():
+    act = nn.ELU(inplace=True)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Sigmoid(), act))
+    sm.convert_model(model)
+    scripted = torch.jit.script(model)
+    assert torch.equal(scripted(x()), model(x()))
+    assert model[1][1] is act
+    assert "forward" in vars(act)
+
+
+@pytest.mark.parametrize("last", ["module", "function"])
+def test_a_checkpoint_may_end_its_recomputation_in_an_activation(last):
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(4, 4)
+            self.act = nn.ReLU(inplace=True)
+
+        def forward(self, x):
+            h = torch.sigmoid(self.lin(x))
+            return self.act(h) if last == "module" else F.relu(h, inplace=True)
+
+    model = sm.convert_model(Last(), x(), checkpoint=False)
+    model(x()).sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    sm.checkpoint(model, x()).sum().backward()
+    assert all(map(torch.equal, [p.grad for p in model.parameters()], expected))

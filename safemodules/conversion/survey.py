@@ -11,6 +11,7 @@ from torch import nn
 
 from safemodules.conversion.regions import Edited, RegionSite, find_region_sites
 from safemodules.errors import ConversionError, ModuleTypeError
+from safemodules.mutation.forwards import FORWARD, has_own_forward
 from safemodules.mutation.found import FoundSite, Obstacle
 from safemodules.mutation.internals import (
     children,
@@ -27,7 +28,6 @@ from safemodules.mutation.sites import Site, SiteKind, joined_path
 from safemodules.mutation.source import SourceFile
 from safemodules.rewriting.inference import FLAG_MARK
 
-FORWARD = "forward"
 _FLAGGED = tuple(INPLACE_MODULES)
 _FLAGGED_FORWARDS = frozenset(inspect.getattr_static(cls, FORWARD) for cls in INPLACE_MODULES)
 
@@ -194,7 +194,7 @@ def survey_model(model: nn.Module) -> Survey:
     modules = visible_modules(model, skipped)
     classes: dict[type, ReachedClass] = {}
     for path, module in modules:
-        if FORWARD in module.__dict__:
+        if has_own_forward(module):
             reason = "its forward was replaced on the instance, whose source is not looked at"
             skipped.append(Skipped(path, reason))
         else:
@@ -297,7 +297,7 @@ def _flag_sites(
                 _file_of(cls), 0, f"{cls.__name__}(inplace=True)", path, op, SiteKind.MODULE_FLAG
             )
             yield FlagSite(site, module, tuple(paths[id(module)]))
-        elif FORWARD not in module.__dict__:  # which is said already
+        elif not has_own_forward(module):  # which is said already
             reason = "it has a flag `inplace` that its forward does not read"
             skipped.append(Skipped(path, reason))
 

@@ -11,14 +11,9 @@ from safemodules.blocks.checkpointed_seq import CheckpointedSeq
 from safemodules.checkpointing.forgetting import Forgetting
 from safemodules.conversion.record import ConversionRecord
 from safemodules.conversion.regions import Edited, RegionSite
-from safemodules.conversion.survey import (
-    FORWARD,
-    AnySite,
-    FlagSite,
-    Survey,
-    visible_modules,
-)
+from safemodules.conversion.survey import AnySite, FlagSite, Survey, visible_modules
 from safemodules.errors import ConversionError, RevertError
+from safemodules.mutation.forwards import has_own_forward
 from safemodules.mutation.internals import user_class_of
 from safemodules.rewriting.checkpoints import (
     CALL_MARK,
@@ -27,6 +22,7 @@ from safemodules.rewriting.checkpoints import (
     forget_marks,
 )
 from safemodules.rewriting.classes import Rewriting, generated_class, rewriting_of
+from safemodules.rewriting.flags import given_attributes, own_attributes
 from safemodules.rewriting.inference import FLAG_MARK
 from safemodules.rewriting.swapping import restore_class, swap_class
 
@@ -96,10 +92,14 @@ def _switch_off(module: nn.Module, path: str) -> Iterator[Undo]:
     on_instance = "inplace" in module.__dict__
     yield _set_flag(module, path, False)
     yield _mark(module, FLAG_MARK, on_instance)
+    for name, value in own_attributes(module).items():
+        yield _mark(module, name, value)
 
 
 def _switch_on(module: nn.Module, path: str) -> Iterator[Undo]:
     on_instance = module.__dict__[FLAG_MARK]
+    for name in reversed(given_attributes(module)):
+        yield _unmark(module, name)
     yield _set_flag(module, path, True)
     if not on_instance and "inplace" in module.__dict__:  # it was an attribute of the class
         yield _unmark(module, "inplace")
@@ -251,7 +251,7 @@ def apply_swaps(
         for path, module in survey.modules if rewriting is not None else ():
             assert rewriting is not None
             converted = generated_class(type(module)) is not None
-            if FORWARD in module.__dict__ or (converted and id(module) not in news):
+            if has_own_forward(module) or (converted and id(module) not in news):
                 continue
             step = _swap_module(module, path, rewriting)
             if step is not None:

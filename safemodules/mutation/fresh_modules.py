@@ -6,6 +6,7 @@ from enum import IntEnum
 
 from torch import nn
 
+from safemodules.mutation.forwards import has_own_forward
 from safemodules.mutation.fresh_tables import FRESH_MODULES, TRANSPARENT_MODULES
 from safemodules.mutation.internals import SEQUENTIAL, has_hooks
 from safemodules.mutation.operators import INPLACE_MODULES
@@ -44,13 +45,13 @@ def is_sequential(module: nn.Module) -> bool:
     return (
         isinstance(module, nn.Sequential)
         and (type(module).forward is nn.Sequential.forward or getattr(module, SEQUENTIAL, False))
-        and "forward" not in module.__dict__
+        and not has_own_forward(module)
     )
 
 
 def result_of(module: nn.Module, given: Freshness) -> Freshness:
     """Freshness of a module's result, from that of its input."""
-    if has_hooks(module) or "forward" in module.__dict__:
+    if has_hooks(module) or has_own_forward(module):
         return Freshness.SHARED
     cls = type(module)
     if cls in FRESH_MODULES:

@@ -23,6 +23,7 @@ from torch import nn
 from safemodules.errors import ConversionError, SourceError
 from safemodules.mutation.internals import USER_CLASS
 from safemodules.rewriting.checkpoints import checkpointable
+from safemodules.rewriting.flags import scriptable
 from safemodules.rewriting.functions import EditedFile
 from safemodules.rewriting.inference import call
 from safemodules.rewriting.methods import MethodBuilder
@@ -76,7 +77,7 @@ class Converted:
         generated = generated_class(type(self))
         if generated is not None and not _edited_methods(generated):
             plain: Any = object.__new__(generated._safemodules_user_class)
-            plain.__dict__.update(self.__dict__)
+            plain.__dict__.update(scriptable(self).__dict__)  # type: ignore[arg-type]
             return plain
         raise ConversionError(
             f"{type(self).__name__} was converted, and TorchScript cannot compile its edited "

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from safemodules.mutation.operators import AUGMENTED_FUNCTIONS
 from safemodules.rewriting.checkpoints import loop, mapped, outlined, outlining, rerouted
+from safemodules.rewriting.flags import was_set
 from safemodules.rewriting.out_of_place import (
     AUGMENTED_HELPERS,
     flagged,
+    flagged_if,
     function,
     in_place_method,
     method,
@@ -192,6 +194,7 @@ _FIXED: dict[str, Any] = {
     "function_at": _root_only(function_pair, "function_at"),
     "function_pair": function_pair,
     "flagged": flagged,
+    "flagged_if": flagged_if,
     "flagged_at": _root_only(flagged_pair, "flagged_at"),
     "flagged_pair": flagged_pair,
     "out": written_out,
@@ -199,6 +202,7 @@ _FIXED: dict[str, Any] = {
     "through_function": through_function,
     "through_flagged": through_flagged,
     "through_call": through_call,
+    "was_set": was_set,
     "views": views,
     "key": KEY,
     "at": at,

@@ -200,18 +200,32 @@ class Templates:
     def flag(self, site: FoundSite, place: Place, class_name: str | None) -> Iterator[Edit]:
         """``F.relu(h, inplace=True)`` becomes ``(h := _sm_flagged(F.relu, None, h, ...))``."""
         slot = site.slot if isinstance(site.slot, int) else None
-        constant = isinstance(site.target, ast.Constant) or place.root is None
+        constant = isinstance(site.target, ast.Constant)
         if not constant and isinstance(site.parent, ast.Expr):
             site = replace(site, parent=None)  # a conditional expression cannot hold a statement
-        edit = self._with_first_argument(site, place, class_name, "flagged", (f"{slot}, ",))
-        if constant:
+        helper, extra = "flagged", f"{slot}, "
+        if not constant and place.root is None:
+            helper, extra = "flagged_if", f"{self._flag(site)}, {slot}, "
+        edit = self._with_first_argument(site, place, class_name, helper, (extra,))
+        if constant or place.root is None:
             yield edit
             return
         # only where the flag is set has the name been written
         node = site.node
-        flag = self.file.data[self.file.start(site.target) : self.file.end(site.target)].decode()  # type: ignore[arg-type]
-        original = (f" if ({flag}) else ", Kept(self.file.start(node), self.file.end(node)))
+        original = (f" if ({self._flag(site)}) else ", self._kept(node))
         yield Edit(edit.start, edit.end, ("(", *edit.template, *original, ")"))
+
+    def _flag(self, site: FoundSite) -> str:
+        """The text of a flag, or ``None``; one that a conversion has switched off was set."""
+        target = site.target
+        if not isinstance(target, ast.Name | ast.Attribute) or target.lineno != target.end_lineno:
+            return "None"
+        if isinstance(target, ast.Attribute) and target.attr == "inplace":
+            return f"{PREFIX}was_set({self._text(target.value)}, {self._text(target)})"
+        return self._text(target)
+
+    def _text(self, node: ast.AST) -> str:
+        return self.file.data[self.file.start(node) : self.file.end(node)].decode()
 
     def out(self, site: FoundSite, place: Place, class_name: str | None) -> Iterator[Edit]:
         """``torch.add(a, b, out=c)`` becomes ``(c := _sm_out(torch.add, a, b, out=c))``."""
