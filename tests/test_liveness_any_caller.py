@@ -33,7 +33,7 @@ NEUTRAL = {
     "a copy": "n = t.clone()\nn[0] = 1  # site\nreturn n",
     "in a branch": "n = t * 2.0\nif t.sum() > 0:\n    n.relu_()  # site\nreturn n",
     "in a loop": "n = t * 2.0\nfor i in range(3):\n    n = n + i\n    n += 1  # site\nreturn n",
-    "with a default": "def f(s=t * 2.0):\n    return s\n\nn = t * 3.0\nn += 1  # site\nreturn n + f()",
+    "with a default": "f = lambda s=t * 2.0: s\nn = t * 3.0\nn += 1  # site\nreturn n + f()",
 }
 # Bodies in which somebody may.
 READ = {

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from safemodules.mutation.forwards import has_own_forward
 from safemodules.mutation.found import FoundSite
 from safemodules.mutation.fresh_modules import is_sequential
 from safemodules.mutation.internals import hooks_of, user_class_of
@@ -219,7 +220,7 @@ class Calls(Binding):
         standard = inspect.getattr_static(cls, "__call__") is vars(nn.Module)["__call__"]
         hooks = hooks_of(module)
         hooked = bool(hooks) or id(module) in self.changing.hooked
-        if hooked or "forward" in module.__dict__ or not standard:
+        if hooked or has_own_forward(module) or not standard:
             for hook in hooks:
                 self.lose_callables(callables_in(hook))
             self.opaque_module(module, "it has hooks, or a call of its own")
