@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import nn
 
@@ -40,6 +41,17 @@ FORWARDS: dict[Callable[..., Any], tuple[Callable[..., Any], tuple[str, ...]]] =
     nn.SiLU.forward: (F.silu, ()),
     nn.Threshold.forward: (F.threshold, ("threshold", "value")),
 }
+# Those that compute something else out of place even where a graph is recorded.
+DIFFERING = {
+    nn.CELU.forward,
+    nn.Dropout.forward,
+    nn.Dropout1d.forward,
+    nn.Dropout2d.forward,
+    nn.Dropout3d.forward,
+    nn.ELU.forward,
+    nn.RReLU.forward,
+    nn.SELU.forward,
+}
 # Attributes that a module gets when its flag is switched off.
 ATTRIBUTES = (FORWARD, "__prepare_scriptable__")
 
@@ -47,6 +59,8 @@ ATTRIBUTES = (FORWARD, "__prepare_scriptable__")
 def run(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """The forward of a module whose flag was switched off."""
     forward = type(module).forward
+    if forward not in DIFFERING and torch.is_grad_enabled():  # the usual case, at once
+        return forward(module, *args, **kwargs)
     found = FORWARDS.get(forward)
     given = (*args, *kwargs.values())
     off = FLAG_MARK in module.__dict__ and not module.inplace
