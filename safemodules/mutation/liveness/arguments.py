@@ -2,6 +2,8 @@
 
 import ast
 
+import torch
+
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.library import Arguments, Library
 from safemodules.mutation.liveness.values import (
@@ -20,9 +22,17 @@ from safemodules.mutation.liveness.values import (
 class Binding(Library):
     """Evaluates what calls are given."""
 
-    def arguments(self, node: ast.Call, frame: Frame) -> Arguments:
-        """What a call is given, by position and by name."""
+    def arguments(self, node: ast.Call, frame: Frame, *, runs_at_once: bool = False) -> Arguments:
+        """What a call is given, by position and by name.
+
+        Args:
+            node: the call.
+            frame: what is true before it.
+            runs_at_once: generators that it is given run to their end before anything else does.
+        """
         args: list[Value] = []
+        if runs_at_once:
+            self.eager.update(map(id, node.args))
         for argument in node.args:
             if not isinstance(argument, ast.Starred):
                 args.append(self.evaluate(argument, frame))
@@ -43,6 +53,9 @@ class Binding(Library):
             for name, value in self._named_by(self.direct(keyword.value, frame), frame).items():
                 both = name == REST and name in kwargs
                 kwargs[name] = merged(kwargs[name], value) if both else value
+        given = (value.object for value in kwargs.values() if isinstance(value, Known))
+        if any(isinstance(each, torch.Generator) for each in given):
+            self.answers_once()
         return self._with_rest_last(args, frame), kwargs
 
     def _named_by(self, value: Value, frame: Frame) -> dict[str, Value]:

@@ -37,6 +37,7 @@ from safemodules.mutation.resolution import mangled, static_attribute
 
 # What namedtuples and classes with slots keep their attributes in.
 _SLOTS = (type(namedtuple("_Pair", "x").x), MemberDescriptorType)  # type: ignore[attr-defined]
+_OUTSIDE = (type, FunctionType, ModuleType)  # whose attributes no checkpoint puts back
 _MISSING = static_attribute(nn.Identity(), "no such attribute")
 
 
@@ -60,8 +61,9 @@ class Attributes(Displays):
             raise UnsupportedError("it asks how often a tensor was overwritten")
         if name in kinds.IDENTITY | kinds.HISTORY:
             return self.ask(name, [holder], frame)
-        if name in kinds.SILENT:
-            return VALUE
+        containers = frame.world.containers(holder.storages)
+        if name in kinds.SILENT:  # or of an object that holds something of that name
+            return Abstract(frame.world.contents(containers)) if containers else VALUE
         if name in kinds.STRIDED_VIEWS:
             frame.world.strided |= holder.storages
         return Abstract(frame.world.contents(holder.storages) | holder.storages)
@@ -86,6 +88,8 @@ class Attributes(Displays):
     def _attribute_of_object(self, holder: Any, name: str, frame: Frame) -> Value:
         if isinstance(holder, Tensor):
             return VALUE if name in kinds.SILENT else Abstract(frozenset({STATE}))
+        if name == "__dict__":
+            self.changing.assign(None, holder, self.line)
         if gets_itself(type(holder), name):
             return self.unknown_call([Known(holder)], frame)
         if isinstance(holder, nn.Module):
@@ -126,7 +130,10 @@ class Attributes(Displays):
         if isinstance(found, staticmethod):
             return Known(found.__func__)
         if isinstance(found, classmethod):
-            return Abstract(frozenset({UNKNOWN}))
+            cls = holder if isinstance(holder, type) else type(holder)
+            plain = isinstance(found.__func__, FunctionType)
+            function: Any = found.__func__
+            return Method(function, cls) if plain else Abstract(frozenset({UNKNOWN}))
         if isinstance(found, FunctionType) and not isinstance(holder, ModuleType | type):
             if name not in getattr(holder, "__dict__", {}):
                 return Method(found, holder)
@@ -137,6 +144,8 @@ class Attributes(Displays):
 
     def store_attribute(self, holder: Value, name: str, value: Value, frame: Frame) -> None:
         """Set an attribute."""
+        if isinstance(holder, Known) and isinstance(holder.object, _OUTSIDE):
+            self.changing.outside = self.changing.outside or self.line
         if isinstance(holder, Known) and sets_itself(type(holder.object), name):
             self._set_by_itself(holder.object, name, value, frame)
         elif isinstance(holder, Known) and isinstance(holder.object, nn.Module):
@@ -169,6 +178,8 @@ class Attributes(Displays):
         if _may_be_module(value):
             self.changing.regrown.add(id(module))
         frame.world.attributes[id(module), name] = value
+        if self.assigned:
+            self.assigned[-1].append(((id(module), name), value))
         frame.world.put(frozenset({STATE}), value.storages)
 
     def _store_in_any(self, held: Storages, name: str, value: Value, frame: Frame) -> None:

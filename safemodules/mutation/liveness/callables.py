@@ -112,7 +112,7 @@ def _may_run_code_of_the_user(value: Any) -> bool:
 def entries_in(value: Any) -> Iterable[Any]:
     """What a list or the like holds, whatever iteration of a class of the user's would give."""
     if isinstance(value, dict):
-        return dict.values(value)
+        return list(dict.values(value))  # which may change meanwhile
     kind = next(kind for kind in (list, tuple, set, frozenset) if isinstance(value, kind))
     return kind.__iter__(value)
 

@@ -47,6 +47,9 @@ _SETTERS_OF_STATE = frozenset(
     """apply bfloat16 cpu cuda double eval float half load_state_dict requires_grad_ share_memory
     to to_empty train type""".split()
 )
+# What runs a generator to its end at once.
+_ENDERS = frozenset("extend join fromkeys update".split())
+_ENDERS_BUILT_IN = (list, tuple, set, frozenset, dict, sum, min, max, sorted)
 _MOST_CALLEES = 8  # that a value may call, for each to be run
 
 
@@ -60,7 +63,7 @@ class Calls(Binding):
             if _is_super(node.func.value):
                 return self._super(node, frame)
             holder = self.direct(node.func.value, frame)
-            arguments = self.arguments(node, frame)
+            arguments = self.arguments(node, frame, runs_at_once=node.func.attr in _ENDERS)
             if isinstance(holder, Named) and isinstance(node.func.value, ast.Name):
                 return self.method_of_named(node.func.value.id, node.func.attr, arguments, frame)
             if site is not None:
@@ -71,6 +74,8 @@ class Calls(Binding):
                 self.changing.hooked.add(id(holder.object))
             if node.func.attr in CHANGING_METHODS:
                 self.note_change(holder)
+            if node.func.attr == "__setstate__":
+                self.changing.assign(None, None, self.line)
             if node.func.attr in _SETTERS_OF_STATE and isinstance(holder, Known):
                 if isinstance(holder.object, nn.Module | Tensor):  # no checkpoint puts it back
                     self.changing.outside = self.changing.outside or self.line
@@ -89,7 +94,8 @@ class Calls(Binding):
             callee = self.attribute_of(holder, node.func.attr, frame)
         else:
             callee = self.evaluate(node.func, frame)
-            arguments = self.arguments(node, frame)
+            ends = isinstance(callee, Known) and callee.object in _ENDERS_BUILT_IN
+            arguments = self.arguments(node, frame, runs_at_once=ends)
             if site is not None:
                 return self._site_call(site, VALUE, arguments, frame)
         self.spelled = getattr(node.func, "id", "") in SETTERS

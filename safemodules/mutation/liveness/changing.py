@@ -8,6 +8,7 @@ changes one, and the run is repeated without relying on it.
 
 import ast
 import functools
+import inspect
 import os
 from collections import Counter
 from collections.abc import MutableMapping, MutableSequence, MutableSet
@@ -16,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from safemodules.mutation.liveness.callables import is_of_the_user
+from safemodules.mutation.liveness.callables import entries_in, is_of_the_user
 from safemodules.mutation.liveness.values import names_in
 from safemodules.mutation.reach import Reach, Reached
 from safemodules.mutation.resolution import is_foreign
@@ -38,6 +39,8 @@ class Changing:
         variables: names that some function assigns outside of itself: global and nonlocal ones.
         outside: where an attribute of a function, a class or a Python module is assigned.
         hooked: modules on which the forward registers hooks, by identity.
+        differing: regions that may see something else when they are recomputed, of which nobody
+            would know, and where.
         regrown: modules that may get other children, by identity.
         objects: existing containers and objects that a run has changed, by identity.
         lists: those of them that the run itself has made, each time anew.
@@ -48,6 +51,7 @@ class Changing:
         self.objects: dict[int, Any] = {}
         self.lists: dict[int, Any] = {}
         self.variables: set[str] = set()
+        self.differing: dict[int, str] = {}
         self.hooked: set[int] = set()
         self.regrown: set[int] = set()
         self._seen: set[Any] = set()
@@ -92,12 +96,13 @@ class Changing:
     def _call(self, node: ast.Call, namespace: dict[str, Any]) -> None:
         name = getattr(node.func, "id", getattr(node.func, "attr", ""))
         if name in SETTERS:
-            texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
-            names = [text for text in texts if isinstance(text, str)]
-            self._attributes.update(names)
-            ends = {_ends_of(a) for a in node.args if isinstance(a, ast.JoinedStr)} - {("", "")}
-            self._ends |= ends
-            self._everything |= not names and not ends
+            key = _name_given(node)
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                self._attributes[key.value] += 1
+            elif isinstance(key, ast.JoinedStr) and _ends_of(key) != ("", ""):
+                self._ends.add(_ends_of(key))
+            else:
+                self._everything = True
         self._everything |= name == "vars"
         if name == "globals":
             self._namespaces[id(namespace)] = namespace
@@ -109,26 +114,55 @@ class Changing:
             return
         self._seen.add(function)
         reached = self._reach.functions.get(function, [self._reach.elsewhere(function)])[0]
-        if reached is None or reached.source is None:
+        if reached is None or reached.source is None:  # but for what a dataclass, say, has made
+            self._everything |= not function.__name__.startswith("__")
             return
         self.look_at(reached)
         for name in names_in(reached.source.node):
-            found = function.__globals__.get(name)
-            if isinstance(found, FunctionType) and not is_foreign(found.__code__.co_filename):
-                self.look_into(found)
+            self._look_into_value(function.__globals__.get(name))
+        called = (n.func for n in ast.walk(reached.source.node) if isinstance(n, ast.Call))
+        for attr in {node.attr for node in called if isinstance(node, ast.Attribute)}:
+            for cls in self._reach.classes:
+                self._look_into_value(inspect.getattr_static(cls, attr, None))
+
+    def _look_into_value(self, value: Any, depth: int = 0) -> None:
+        """What a name stands for that code mentions which may run."""
+        if isinstance(value, FunctionType):
+            if not is_foreign(value.__code__.co_filename):
+                self.look_into(value)
+        elif isinstance(value, staticmethod | classmethod):
+            self._look_into_value(value.__func__, depth)
+        elif isinstance(value, property):
+            for function in (value.fget, value.fset, value.fdel):
+                self._look_into_value(function, depth)
+        elif isinstance(value, functools.partial | functools.cached_property):
+            self._look_into_value(value.func, depth)
+        elif isinstance(value, type):
+            if is_of_the_user(value) and value not in self._seen:
+                self._seen.add(value)
+                self.look_into_class(value, made=True)
+        elif isinstance(value, list | tuple | dict | set) and depth < 2:
+            for entry in entries_in(value):
+                self._look_into_value(entry, depth + 1)
 
     def _is_of_a_library(self, function: FunctionType) -> bool:
         """Whether a function stands in a file of a library's that the forward does not reach."""
         file = function.__code__.co_filename
         return f"{os.sep}site-packages{os.sep}" in file and file not in self._files
 
-    def look_into_class(self, cls: type, *, operators: bool = False) -> None:
-        """Note what the methods of a class assign, any of which may be called, or an operator."""
+    def look_into_class(self, cls: type, *, operators: bool = False, made: bool = False) -> None:
+        """Note what the methods of a class assign, any of which may be called.
+
+        Args:
+            cls: the class.
+            operators: only the methods by which operators run.
+            made: an object of it may be made.
+        """
         for base in filter(is_of_the_user, cls.__mro__):
             for name, method in vars(base).items():
-                if isinstance(method, FunctionType) and name != "__init__":
-                    if not operators or name.startswith("__"):
-                        self.look_into(method)
+                if (made or name != "__init__") and (not operators or name.startswith("__")):
+                    if not isinstance(method, type):
+                        self._look_into_value(method)
 
     def assign(self, name: str | None, holder: Any, line: str) -> None:
         """An attribute of an object is set by its name; ``None`` if either is not known.
@@ -189,6 +223,13 @@ def outer_names(node: ast.AST) -> frozenset[str]:
     """Names that a function, or one inside it, assigns outside of itself."""
     found = (n.names for n in ast.walk(node) if isinstance(n, ast.Global | ast.Nonlocal))
     return frozenset(name for names in found for name in names)
+
+
+def _name_given(node: ast.Call) -> ast.expr | None:
+    """What ``setattr(o, name, value)`` and the like take for the name."""
+    back = 2 if getattr(node.func, "id", getattr(node.func, "attr", "")).endswith("setattr") else 1
+    back = 2 if getattr(node.func, "attr", "") == "__setattr__" else back
+    return node.args[-back] if len(node.args) >= back else None
 
 
 def _ends_of(text: ast.JoinedStr) -> tuple[str, str]:

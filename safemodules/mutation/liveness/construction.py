@@ -51,8 +51,13 @@ class Construction(TorchFunctions):
         given = [*args, *kwargs.values()]
         if has_rest(given):
             return self._made_unseen(cls, given, frame)
-        if cls.__module__ == "builtins" and any(
-            isinstance(value, Made) or runs_code(value) or iterates(value) for value in given
+        looks = cls.__name__ in kinds.BUILTINS_OF_OBJECTS  # `type`
+        if (
+            cls.__module__ == "builtins"
+            and not looks
+            and any(
+                isinstance(value, Made) or runs_code(value) or iterates(value) for value in given
+            )
         ):
             return self.unknown_call(given, frame)
         if cls in (list, tuple, set, frozenset, dict, enumerate, zip, reversed, range):
@@ -111,6 +116,7 @@ class Construction(TorchFunctions):
     ) -> Value:
         given = [*args, *kwargs.values()]
         lists = [self.entries_of(value) for value in given]
+        of = frame.world.containers(union(given))
         if cls is range:
             return self._range(args)
         if cls is enumerate and lists and lists[0] is not None:
@@ -119,14 +125,15 @@ class Construction(TorchFunctions):
                 tuple(
                     Items((Known(start.object + i) if is_whole(start) else VALUE, entry))
                     for i, entry in enumerate(lists[0])
-                )
+                ),
+                of=of,
             )
         if given and all(entries is not None for entries in lists):
             known = [entries or [] for entries in lists]
             if cls is zip:
-                return Once(tuple(Items(tuple(row)) for row in zip(*known, strict=False)))
+                return Once(tuple(Items(tuple(row)) for row in zip(*known, strict=False)), of=of)
             if cls is reversed:
-                return Once(tuple(reversed(known[0])))
+                return Once(tuple(reversed(known[0])), of=of)
             if cls is tuple and all(isinstance(e, Known) for e in known[0]):
                 return Items(tuple(known[0]))
         held = frame.world.contents(union(given)) | (NOTHING if cls is not dict else union(given))
@@ -139,9 +146,13 @@ class Construction(TorchFunctions):
                     for known, column in zip(entry, lists, strict=True)
                 ]
                 found = tuple(Items(tuple(row)) for row in zip(*columns, strict=False))
-                return Once(found, partial=True)
+                return Once(found, partial=True, of=of)
         self.lose_sight(given)
-        return self.container(held, frame)
+        if cls not in (zip, enumerate, reversed):
+            return self.container(held, frame)
+        made = self.container(held | of, frame)  # which may change until it is asked
+        self.sources.update(dict.fromkeys(made.storages, of))
+        return made
 
     @staticmethod
     def _range(args: Sequence[Value]) -> Value:

@@ -1,6 +1,7 @@
 """Containers of an abstract run: what they hold, and what their entries may be."""
 
 import ast
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from types import FunctionType
 from typing import Any
@@ -16,18 +17,24 @@ from safemodules.mutation.liveness.repetition import Repetition
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
     PLAIN,
+    STATE,
+    UNKNOWN,
     Abstract,
     Items,
     Known,
     Made,
     Named,
     Once,
+    Storages,
     Value,
     has_rest,
     holds_tensor,
     union,
 )
 from safemodules.mutation.resolution import is_torch_class
+
+# Lists and the like that a checkpoint puts back.
+_PUT_BACK = (list, dict, set, deque, OrderedDict)
 
 
 def runs_code(value: Value) -> bool:
@@ -170,9 +177,17 @@ class Containers(Repetition):
                 return [Known(key) for key in known]
         return None
 
+    def may_be_list(self, storages: Storages, frame: Frame) -> bool:
+        """Whether something that is taken for a tensor may be a list that somebody has passed."""
+        elsewhere = storages & (self.inputs | {STATE, UNKNOWN})
+        return bool(elsewhere) or any(each in frame.world.heap for each in storages)
+
     def lasting(self, value: Value, frame: Frame) -> Value:
         """A value that gets a name: what is given once may be asked again, in vain."""
-        return self.container(value.storages, frame) if isinstance(value, Once) else value
+        if not isinstance(value, Once):
+            return value
+        # what it goes through may change until it is asked
+        return self.container(value.storages | value.of, frame)
 
     def shared(self, name: str, frame: Frame) -> Value:
         """A dict of named arguments, which somebody else may hold or change from now on."""
@@ -200,6 +215,10 @@ class Containers(Repetition):
             known = value.object
             if is_changeable(known) or isinstance(known, nn.Module):
                 self.changing.note(known)
+            if is_changeable(known):
+                self.answers_once()
+            if is_changeable(known) and type(known) not in _PUT_BACK:
+                self.changing.outside = self.changing.outside or self.line
 
     def container(self, held: frozenset[int], frame: Frame) -> Value:
         """A new list, dict or set."""

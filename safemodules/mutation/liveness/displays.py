@@ -7,7 +7,7 @@ from typing import Any
 from safemodules.mutation.finder import has_effects
 from safemodules.mutation.liveness.calls import Calls
 from safemodules.mutation.liveness.containers import runs_code
-from safemodules.mutation.liveness.frame import Frame
+from safemodules.mutation.liveness.frame import Frame, Later
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
     NOTHING,
@@ -20,12 +20,13 @@ from safemodules.mutation.liveness.values import (
     Known,
     Made,
     Named,
+    Storages,
     Value,
     is_text,
     names_in,
     union,
 )
-from safemodules.mutation.liveness.world import join
+from safemodules.mutation.liveness.world import State, join
 from safemodules.mutation.resolution import mangled
 
 
@@ -113,17 +114,18 @@ class Displays(Calls):
             generator = generators[0]
             iterated = self.evaluate(generator.iter, frame)
             known = self.entries_of(iterated)
-            if known is None:
-                self.rounds += 1
-                entries, element = None, self.element_of(iterated, frame)
-                for _ in self.passes(frame):
-                    before = dict(frame.names), frame.world.copy()
-                    run_with(element, generators)
-                    now = frame.names, frame.world
-                    frame.names, frame.world = join(before, now, self.numbers)
-                self.rounds -= 1
-            for entry in known or ():
-                run_with(entry, generators)
+            with self.unchanged(iterated, frame):
+                if known is None:
+                    self.rounds += 1
+                    entries = None
+                    for _ in self.passes(frame):
+                        before = dict(frame.names), frame.world.copy()
+                        run_with(self.element_of(iterated, frame), generators)
+                        now = frame.names, frame.world
+                        frame.names, frame.world = join(before, now, self.numbers)
+                    self.rounds -= 1
+                for entry in known or ():
+                    run_with(entry, generators)
 
         def run_with(entry: Value, generators: list[ast.comprehension]) -> None:
             nonlocal entries
@@ -140,6 +142,7 @@ class Displays(Calls):
 
         if any(isinstance(inner, ast.NamedExpr) for inner in ast.walk(node)):
             raise UnsupportedError("a comprehension that binds a name")
+        start = dict(frame.names), frame.world.copy()
         run(node.generators)
         bound = {
             n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)
@@ -148,11 +151,23 @@ class Displays(Calls):
             frame.names.pop(name, None)
             if name in outer:
                 frame.names[name] = outer[name]
-        if isinstance(node, ast.GeneratorExp):  # which reads when it is asked, perhaps later
-            seen = frame.seen_by(names_in(node))
-            held.update(storage for storage in seen if storage >= 0)
+        if isinstance(node, ast.GeneratorExp) and id(node) not in self.eager:
+            return self._run_later(node, frozenset(held), start, frame)
         modules = self.list_of_modules(entries)
         return self.container(frozenset(held), frame) if modules is None else modules
+
+    def _run_later(
+        self, node: ast.GeneratorExp, held: Storages, start: State, frame: Frame
+    ) -> Value:
+        """A generator expression runs when it is asked, which may be later, or never."""
+        frame.names, frame.world = join(start, (frame.names, frame.world), self.numbers)
+        mentioned = names_in(node)
+        seen = frame.seen_by(mentioned)
+        if any(isinstance(inner, ast.Call) for inner in ast.walk(node)):
+            self.unknown_call([Abstract(seen)], frame)
+        made = self.container(held | {storage for storage in seen if storage >= 0}, frame)
+        frame.closures.append(Later(mentioned, made.storages))
+        return made
 
     # -- targets ------------------------------------------------------------------------
 
@@ -223,7 +238,7 @@ class Displays(Calls):
         if not tensors:
             return
         self.read(value, frame)
-        if tensors & {STATE, UNKNOWN} or site is None:
+        if site is None or self.may_be_list(tensors, frame):
             frame.world.put(tensors, value.storages)  # perhaps a container
         self.note_outside(holder, target)
         new = self.write(site, tensors, frame)
@@ -249,8 +264,8 @@ class Displays(Calls):
         self.read(old, frame)
         containers = frame.world.containers(old.storages)
         frame.world.put(containers, frame.world.contents(value.storages))
-        if isinstance(old, Known) or old.storages & {STATE, UNKNOWN}:  # perhaps a list
-            elsewhere = frozenset({STATE} | (old.storages & {UNKNOWN}))
+        if isinstance(old, Known) or self.may_be_list(old.storages, frame):
+            elsewhere = frozenset({STATE} | (old.storages - {STATE}))
             frame.world.put(elsewhere, frame.world.contents(value.storages) | value.storages)
         if isinstance(old, Items):
             self.store_plainly(node.target, Abstract(old.storages | value.storages), frame)

@@ -13,6 +13,7 @@ from safemodules.mutation.liveness.expressions import Expressions
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
+    STATE,
     UNKNOWN,
     Abstract,
     Closure,
@@ -52,20 +53,25 @@ class Exits(Expressions):
 
     def raise_statement(self, node: ast.Raise, frame: Frame) -> None:
         """The path ends; an exception may be caught further out."""
-        if self.raised:
-            for part in (node.exc, node.cause):
-                if part is not None:
-                    self.evaluate(part, frame)
+        for part in (node.exc, node.cause):
+            if part is not None:
+                self.unknown_call([self.evaluate(part, frame)], frame)
         self._note_raise(frame)
         frame.alive = False
 
     def _note_raise(self, frame: Frame) -> None:
         if self.raised:
             self.raised[-1].append(frame.world.copy())
+            return
+        # whoever called the forward may go on, with what is held elsewhere
+        held = frame.world.held_by(frozenset({STATE, UNKNOWN}) | self.inputs)
+        self.note_readers(held, frame.world, f"{self.line} raises", exact=False)
 
     def claim_statement(self, node: ast.Assert, frame: Frame) -> None:
         """``assert``, which may raise."""
         self.test(node.test, frame)
+        if node.msg is not None:
+            self.unknown_call([self.evaluate(node.msg, frame)], frame)
         self._note_raise(frame)
 
     def with_statement(self, node: ast.With, frame: Frame) -> None:
@@ -124,8 +130,9 @@ class Exits(Expressions):
         names, world = dict(frame.names), frame.world.copy()
         outer, frame.bound = frame.bound, []
         self.raised.append([])
+        self.assigned.append([])
         self.block(body, frame)
-        raised, bound = self.raised.pop(), frame.bound
+        raised, bound, assigned = self.raised.pop(), frame.bound, self.assigned.pop()
         frame.bound = outer
         if outer is not None:
             outer += bound
@@ -134,7 +141,12 @@ class Exits(Expressions):
         for name, value in bound:
             names[name] = merged(names[name], value) if name in names else value
         worlds = [world, frame.world.copy(), *raised]
-        return join_all([(dict(names), each) for each in worlds], self.numbers)
+        names, world = join_all([(dict(names), each) for each in worlds], self.numbers)
+        for key, value in assigned:
+            world.attributes[key] = merged(world.attributes.get(key, value), value)
+        if self.assigned:
+            self.assigned[-1] += assigned
+        return names, world
 
     def try_statement(self, node: Any, frame: Frame) -> None:
         """Statements, and what runs where an exception has left them."""

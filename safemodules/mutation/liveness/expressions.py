@@ -27,6 +27,7 @@ from safemodules.mutation.liveness.values import (
     Made,
     Method,
     Named,
+    Storages,
     Value,
     is_plain,
     merged,
@@ -133,9 +134,11 @@ class Expressions(Attributes):
         if known is not None:
             return known
         value = self.operator([left, right], frame)
-        if _may_be_list(node.op, left, right):
+        if _may_be_list(node.op, left, right, _ELSEWHERE):
             elsewhere = (left.storages | right.storages) & _ELSEWHERE
             return Abstract(value.storages | elsewhere)
+        if _may_be_list(node.op, left, right, _ELSEWHERE | self.inputs):
+            frame.world.put(value.storages, (left.storages | right.storages) & self.inputs)
         return value
 
     def operator(self, operands: Sequence[Value], frame: Frame) -> Value:
@@ -287,14 +290,15 @@ def _computed(operator: Callable[..., Any] | None, *operands: Value) -> Value | 
         return None
 
 
-def _may_be_list(op: ast.operator, *operands: Value) -> bool:
-    """Whether the result may be a list, which holds what its parts hold."""
+def _may_be_list(op: ast.operator, left: Value, right: Value, lists: Storages) -> bool:
+    """Whether the result may be a list or dict, where some memory may: it holds what they hold."""
+    operands = left, right
     plain = [o.object for o in operands if isinstance(o, Known) and isinstance(o.object, PLAIN)]
-    if isinstance(op, ast.Add):
-        return not plain and all(not o.storages or o.storages & _ELSEWHERE for o in operands)
+    if isinstance(op, ast.Add | ast.BitOr):
+        return not plain and all(not o.storages or o.storages & lists for o in operands)
     if not isinstance(op, ast.Mult) or any(not isinstance(number, int) for number in plain):
         return False
-    return any(not o.storages for o in operands)
+    return any(not o.storages for o in operands) and any(o.storages & lists for o in operands)
 
 
 def _is_plain(container: Any) -> bool:

@@ -7,6 +7,19 @@ from safemodules.mutation.liveness.world import State, World
 from safemodules.mutation.reach import Reached
 
 
+@dataclass(frozen=True)
+class Later:
+    """A generator expression that runs when it is asked.
+
+    Attributes:
+        mentioned: names in its text, which it sees as they are then.
+        storages: what holds all that they may stand for.
+    """
+
+    mentioned: frozenset[str]
+    storages: Storages
+
+
 @dataclass(eq=False)
 class Frame:
     """Names and memory on the path that is being run.
@@ -32,7 +45,7 @@ class Frame:
     breaks: list[State] = field(default_factory=list)
     continues: list[State] = field(default_factory=list)
     outer: frozenset[str] = frozenset()
-    closures: list[Closure] = field(default_factory=list)
+    closures: list[Closure | Later] = field(default_factory=list)
     bound: list[tuple[str, Value]] | None = None
 
     def bind(self, name: str, value: Value) -> None:

@@ -205,9 +205,14 @@ class Interpreter(Exits):
     def _for(self, node: ast.For, frame: Frame) -> None:
         iterated = self.evaluate(node.iter, frame)
         entries = self.entries_of(iterated)
+        with self.unchanged(iterated, frame):
+            self._pass_through(node, iterated, entries, frame)
+
+    def _pass_through(
+        self, node: ast.For, iterated: Value, entries: list[Value] | None, frame: Frame
+    ) -> None:
         if entries is None:
-            element = self.element_of(iterated, frame)
-            self._repeat(node, [(node.target, element)], frame)
+            self._repeat(node, iterated, frame)
         else:
             outer, frame.breaks = frame.breaks, []
             ends: list[State] = []
@@ -223,7 +228,7 @@ class Interpreter(Exits):
 
     def _while(self, node: ast.While, frame: Frame) -> None:
         self.test(node.test, frame)
-        self._repeat(node, [], frame)
+        self._repeat(node, None, frame)
 
     def _iteration(self, body: Sequence[ast.stmt], frame: Frame) -> None:
         """One pass through a loop's body; ``continue`` ends it."""
@@ -239,14 +244,14 @@ class Interpreter(Exits):
         if ends:
             frame.names, frame.world = join_all(ends, self.numbers)
 
-    def _repeat(self, node: Any, targets: list[tuple[ast.expr, Value]], frame: Frame) -> None:
+    def _repeat(self, node: Any, iterated: Value | None, frame: Frame) -> None:
         """A loop of any number of passes: each may be the last one."""
         outer, frame.breaks = frame.breaks, []
         self.rounds += 1
         ends = [(dict(frame.names), frame.world.copy())]
         for _ in self.passes(frame):
-            for target, value in targets:
-                self.store(target, value, frame)
+            if iterated is not None:
+                self.store(node.target, self.element_of(iterated, frame), frame)
             self._iteration(node.body, frame)
             if frame.alive and isinstance(node, ast.While):
                 self.test(node.test, frame)

@@ -3,7 +3,6 @@
 import builtins
 import functools
 import logging
-import random
 from collections import deque
 from collections.abc import Sequence
 from types import FunctionType, ModuleType
@@ -47,7 +46,7 @@ Arguments = tuple[list[Value], dict[str, Value]]
 # Of what type these are, and which attributes they have, does not change.
 _SETTLED = (nn.Module, FunctionType, type, *PLAIN)
 # Objects that a checkpoint puts back, so that they answer the same again.
-_PUT_BACK = (deque, set, frozenset, random.Random, torch.Generator)
+_PUT_BACK = (deque, set, frozenset)
 _STATE_OF_MODULES = frozenset("buffers named_buffers named_parameters parameters".split())
 _LOOKUPS = ("__getattr__", "__getattribute__")
 _ANSWERS: dict[Any, bool] = {
@@ -109,9 +108,10 @@ class Library(Construction):
         if owner == "torch":
             return self.function_of_torch(called, args, kwargs, frame)
         if not frame.world.held_by(union(given)) and not holds_module(given):
-            return VALUE if owner in ("math", "operator", "numpy", "functools", "itertools") else (
-                Abstract(frozenset({UNKNOWN}))
-            )  # fmt: skip
+            if owner == "numpy":  # an array, which tensors may share
+                return Abstract(frozenset({self.new()}))
+            plain = owner in ("math", "operator", "functools", "itertools")
+            return VALUE if plain else Abstract(frozenset({UNKNOWN}))
         return self.unknown_call([Known(called), *given], frame)
 
     @staticmethod
@@ -182,9 +182,11 @@ class Library(Construction):
             if isinstance(holder, Known):  # any of its methods
                 self.changing.look_into_class(type(holder.object))
             return self.unknown_call(args, frame)
+        known = holder.object if isinstance(holder, Known) else None
         if text is not None or not self.spelled:
-            known = holder.object if isinstance(holder, Known) else None
             self.changing.assign(text, known, self.line)
+        if not isinstance(known, nn.Module):
+            self.changing.outside = self.changing.outside or self.line
         if name == "setattr" and text is not None and len(args) == 3:
             self.store_attribute(holder, text, args[2], frame)
         frame.world.put(holder.storages | {STATE, UNKNOWN}, union(args[2:]))
@@ -276,6 +278,8 @@ class Library(Construction):
         if name in kinds.COMPARING and (containers or elsewhere):
             for value in (holder, *given):
                 self.read(value, frame)
+        if containers and name in kinds.SILENT | kinds.NUMBERS:  # no tensor, nor a list
+            return self.unknown_call([holder, *given], frame)
         if containers and name == "add":
             for value in given:
                 self.remember(value, frame)

@@ -70,7 +70,7 @@ class Run:
         self.flags, self.kept, self.regions = flags, kept, regions
         self.inputs: Storages = NOTHING
         self.overwritten: dict[Key, str] = {}
-        self.differing: dict[Key, str] = {}
+        self.differing = changing.differing
         self.followed: set[Key] = set()
         self._read_in: dict[FoundRegion, Storages] = {}
         self.readers: dict[Key, tuple[str, bool]] = {}
@@ -86,10 +86,13 @@ class Run:
         self.none_ness: bool | None = None
         self.running: list[nn.Module] = []
         self.raised: list[list[World]] = []  # for each `try` that runs
+        self.assigned: list[list[tuple[tuple[int, str], Value]]] = []  # attributes, for each
         self.depth = self.rounds = self.steps = 0
         self.limit = _STEPS
         self.line = ""
         self.shallow = False  # functions on the forward path are not followed
+        self.sources: dict[int, Storages] = {}  # lists that `zip` and the like go through
+        self.eager: set[int] = set()  # generator expressions that are run where they stand
         self.spelled = False  # the call that is run names `setattr`
         self._sites: dict[FunctionType, Mapping[int, FoundSite]] = {}
         self._lost: set[int] = set()  # callables that unknown code may call already

@@ -25,6 +25,8 @@ class TorchFunctions(Containers):
 
     def ask(self, name: str, given: Sequence[Value], frame: Frame) -> Value:
         """What somebody asks of a tensor that its values do not tell."""
+        if name in ("is_leaf", "grad_fn"):  # of what a region is given that is recomputed
+            self.answers_once()
         for value in given:
             if name in kinds.IDENTITY:
                 self.identify(value, frame)
@@ -43,8 +45,9 @@ class TorchFunctions(Containers):
         if getattr(called, "__module__", None) == "torch.nn.init" and given:
             for value in given:
                 self.read(value, frame)
-            self.stays_in_place(given[0].storages, frame)
-            return given[0]
+            written = kwargs.get("tensor", given[0])
+            self.stays_in_place(written.storages, frame)
+            return written
         if kinds.is_operator(called, name):
             return self.torch_call(name, args, kwargs, frame)
         if not union(given) and not holds_module(given):

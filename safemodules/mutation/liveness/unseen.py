@@ -11,12 +11,14 @@ from safemodules.mutation.liveness.callables import (
     callables_in,
     entries_in,
     functions_around,
+    is_of_the_user,
     numbered,
 )
 from safemodules.mutation.liveness.changing import is_changeable
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.run import Run
 from safemodules.mutation.liveness.values import (
+    STATE,
     UNKNOWN,
     Abstract,
     Closure,
@@ -45,10 +47,16 @@ class Unseen(Run):
         for value in given:
             self.read(value, frame)
         self.lose_sight(given)
+        for value in given:
+            if isinstance(value, Known) and isinstance(value.object, type):
+                self.lose_class(value.object)
         held = frame.world.held_by(union(given))
         self.lose_callables(held)
         if writes:
             self.stays_in_place(held, frame)
+        if any(number < 0 for number in held):  # it may set attributes, too
+            for key, value in frame.world.attributes.items():
+                frame.world.attributes[key] = Abstract(value.storages | {STATE})
         frame.world.put(frozenset({UNKNOWN}), held - {UNKNOWN})
         return Abstract(frozenset({UNKNOWN}))
 
@@ -128,4 +136,12 @@ class Unseen(Run):
 
 
 def _methods(cls: type) -> Iterator[Any]:
-    return (value for base in cls.__mro__ for value in vars(base).values())
+    """Functions of a class of the user's, also those of its properties."""
+    for base in filter(is_of_the_user, cls.__mro__):
+        for value in vars(base).values():
+            if isinstance(value, property):
+                yield from filter(None, (value.fget, value.fset, value.fdel))
+            elif isinstance(value, staticmethod | classmethod):
+                yield value.__func__
+            else:
+                yield value

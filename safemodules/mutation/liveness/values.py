@@ -96,9 +96,11 @@ class Once(Items):
 
     Attributes:
         partial: perhaps only the first ones of them.
+        of: the lists that it goes through, made by the forward.
     """
 
     partial: bool = False
+    of: Storages = NOTHING
 
 
 @dataclass(frozen=True, eq=False)

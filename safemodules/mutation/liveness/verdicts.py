@@ -1,6 +1,5 @@
 """Verdicts on the sites of a model: neutral, load-bearing or unknown."""
 
-import ast
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -148,11 +147,10 @@ def _changed_around(run: Interpreter, setting: Setting) -> dict[Key, str]:
     for function in (each for each in given_up if each in setting.reach.functions):
         alone, ended = run_alone(function, setting, missing)
         found.update(alone.differing)  # what is overwritten, the checkpoint itself would notice
-        for reached in () if ended else setting.reach.functions[function]:
-            nodes = ast.walk(reached.source.node) if reached.source is not None else ()
+        if not ended:  # whatever it changes
             unclear = f"{function.__qualname__} cannot be followed"
-            found.update({id(node): unclear for node in nodes if id(node) in missing})
-    return {key: line for key, line in found.items() if key in missing}
+            found.update({region.key: unclear for region in setting.regions.values()})
+    return found
 
 
 def _harmless(key: Key, run: Interpreter) -> SiteVerdict:

@@ -264,8 +264,9 @@ def _without(value: Value, elsewhere: Storages) -> Value:
 def shape_of(names: dict[str, Value], world: World, first: int) -> Any:
     """What a pass through a loop leaves, up to the identity of memory that the loop has made.
 
-    What it has made is told by the names that stand for it, what it holds and by which sites it
-    is stale: so many tensors of one kind are one, and a list may grow.
+    What it has made is told by the names and lists from before the loop through which it can be
+    reached, what it holds and by which sites it is stale: so many tensors of one kind are one,
+    and a list may grow.
 
     Args:
         names: the local names.
@@ -273,11 +274,15 @@ def shape_of(names: dict[str, Value], world: World, first: int) -> Any:
         first: storages above this one were made by the loop.
     """
     values = [*sorted(names.items()), *world.attributes.items()]
+    reached = world.held_by(union(value for _, value in values) | {STATE, UNKNOWN})
+    lists = sorted(storage for storage in reached if storage <= first and storage in world.heap)
     places: dict[int, set[int]] = {}
-    for place, (_, value) in enumerate(values):
-        for storage in value.storages:
-            if storage > first:
-                places.setdefault(storage, set()).add(place)
+    roots = [*(value.storages for _, value in values), *(world.heap[each] for each in lists)]
+    for place, root in enumerate(roots):
+        for storage in root, world.held_by(root):  # at once, or through other lists
+            for each in storage:
+                if each > first:
+                    places.setdefault(each, set()).add(place if storage is root else ~place)
 
     @functools.cache
     def kind(storage: int, depth: int) -> Any:
@@ -290,10 +295,9 @@ def shape_of(names: dict[str, Value], world: World, first: int) -> Any:
     def told(storages: Storages, depth: int = _DEEPEST) -> frozenset[Any]:
         return frozenset(kind(storage, depth) for storage in storages)
 
-    reached = world.held_by(union(value for _, value in values) | {STATE, UNKNOWN})
     return (
         [(key, _kind_of(value), told(value.storages)) for key, value in values],
-        {s: told(world.heap[s]) for s in reached if s <= first and s in world.heap},
+        {storage: told(world.heap[storage]) for storage in lists},
         {storage: marks for storage, marks in world.stale.items() if storage <= first},
     )
 
