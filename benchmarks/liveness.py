@@ -75,9 +75,14 @@ def truth(
     while True:
         watch = watched(survey, [site for site in sites if site not in found], case)
         ran |= watch.ran
-        if not watch.found:
+        read = {  # alone, too: a read is told of all sites of a statement
+            site: reader
+            for site, reader in watch.found.items()
+            if site in watched(survey, [site], case).found
+        }
+        if not read:
             return found, ran
-        found.update(watch.found)
+        found.update(read)
 
 
 def watched(survey: Survey, sites: Sequence[AnySite], case: Case) -> StaleReads:

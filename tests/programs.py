@@ -6,22 +6,30 @@ from typing import NamedTuple
 from sources import load_source
 
 HEAD = """
+import array
 import collections
 import contextvars
+import copy
 import dataclasses
 import functools
 import itertools
+import gc
+import io
 import math
 import operator
+import pickle
 import queue
 import sys
+import random
 import threading
+import types
 import typing
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from contextlib import contextmanager, suppress
 
 import numpy
+import numpy as np
 import torch
 import torch.nn.functional as F
 import torch.nn.modules.module as M
@@ -34,10 +42,29 @@ def shift(t):
     return t
 
 
+def bump(t):
+    t += 1
+    return t
+
+
+def other(t):
+    return t * 1
+
+
 class Adds(nn.Module):
     def forward(self, t):
         t += 1
         return t
+
+
+class Holder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kept = None
+
+    def forward(self, t):
+        self.kept = t
+        return t * 1
 
 
 class Control(nn.Module):
@@ -93,19 +120,20 @@ class Block(nn.Module):
 
 
 class Program(NamedTuple):
-    """The body of a forward, which takes ``x``, and what stands around it."""
+    """The body of a forward, which takes ``x`` and perhaps more, and what stands around it."""
 
     body: str
     definitions: str = ""
     init: str = ""
     methods: str = ""
+    parameters: str = "x"
 
     @property
     def text(self):
         """A module with a class ``Net``."""
         parts = (
             (self.init, 8),
-            ("def forward(self, x):", 4),
+            (f"def forward(self, {self.parameters}):", 4),
             (self.body, 8),
             (self.methods, 4),
         )
@@ -124,5 +152,8 @@ class Net(nn.Module):
         self.lin = nn.Linear(3, 3)
         self.relu = nn.ReLU(inplace=True)
         self.adds = Adds()
+        self.holder = Holder()
+        self.none = None
+        self.count = 0
         self.on = True
         self.blocks = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])"""

@@ -1,23 +1,40 @@
 """Without inputs a model computes what it did, whatever code of the user's a forward runs."""
 
 import copy
+import inspect
 
+import programs_of_callers
 import programs_of_changes
 import programs_of_identity
+import programs_of_iteration
+import programs_of_lists
 import programs_of_own_code
+import programs_of_recomputation
 import programs_of_regions
+import programs_of_setters
 import pytest
 import torch
 from programs import Program
 from torch.nn.modules.module import register_module_forward_hook
+from torch.utils import _pytree as pytree
 
 import safemodules as sm
 
+TABLES = (
+    programs_of_callers,
+    programs_of_changes,
+    programs_of_identity,
+    programs_of_iteration,
+    programs_of_lists,
+    programs_of_own_code,
+    programs_of_recomputation,
+    programs_of_regions,
+    programs_of_setters,
+)
 PROGRAMS = {
-    **programs_of_changes.PROGRAMS,
-    **programs_of_identity.PROGRAMS,
-    **programs_of_own_code.PROGRAMS,
-    **programs_of_regions.PROGRAMS,
+    f"{table.__name__.removeprefix('programs_of_')}: {name}": program
+    for table in TABLES
+    for name, program in table.PROGRAMS.items()
 }
 # What changes `switch.mode`, by code of the class of `switch`.
 TRIGGERS = {
@@ -46,6 +63,13 @@ TRIGGERS = {
     "a setter": "switch.p = 1",
     "hasattr": 'hasattr(switch, "p")',
     "a method by its name": "getattr(switch, 'set_%d' % x.shape[0])()",
+}
+# What the caller passes, by the name of the parameter.
+GIVEN = {
+    "x": lambda x: x,
+    "l": lambda x: [x * 1, x * 2],
+    "lst": lambda x: [x * 3],
+    "d": lambda x: {"a": x * 1, "b": x * 2},
 }
 SWITCH = """
 class Switch(BASE):
@@ -119,8 +143,14 @@ def ran(model, *, grad):
     for call in range(2):
         torch.manual_seed(call)
         x = torch.linspace(-1, 2, 12).view(4, 3) * (call + 1)
+        given = [GIVEN[name](x) for name in inspect.signature(model.forward).parameters]
         with torch.set_grad_enabled(grad):
-            result = model(x)
+            try:
+                result = model(*given)
+            except Exception as error:
+                found.append(torch.tensor([hash(type(error).__name__)]))
+                continue
+        found += [each.clone() for each in pytree.tree_leaves(given)]  # as the caller finds it
         results = result if isinstance(result, tuple) else (result,)
         tensors = [torch.as_tensor(each).as_subclass(torch.Tensor) for each in results]
         found += [tensor.detach().clone() for tensor in tensors]

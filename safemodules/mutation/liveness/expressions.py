@@ -294,7 +294,7 @@ def _may_be_list(op: ast.operator, left: Value, right: Value, lists: Storages) -
     """Whether the result may be a list or dict, where some memory may: it holds what they hold."""
     operands = left, right
     plain = [o.object for o in operands if isinstance(o, Known) and isinstance(o.object, PLAIN)]
-    if isinstance(op, ast.Add | ast.BitOr):
+    if isinstance(op, ast.Add | ast.Sub | ast.BitOr | ast.BitAnd | ast.BitXor):
         return not plain and all(not o.storages or o.storages & lists for o in operands)
     if not isinstance(op, ast.Mult) or any(not isinstance(number, int) for number in plain):
         return False

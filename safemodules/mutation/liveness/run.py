@@ -14,6 +14,7 @@ from safemodules.mutation.liveness.changing import Changing
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import (
+    FIRST_NEW,
     NOTHING,
     STATE,
     UNKNOWN,
@@ -270,6 +271,9 @@ class Run:
             return None
         new = self.new()
         self.swapped[new] = site.key
+        held = [frame.world.heap[t] for t in tensors if t >= FIRST_NEW and t in frame.world.heap]
+        if held:  # a list that was taken for a tensor
+            frame.world.heap[new] = NOTHING.union(*held)
         if filled:
             frame.world.filled.add(new)
         return frozenset({new})
