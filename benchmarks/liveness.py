@@ -75,14 +75,9 @@ def truth(
     while True:
         watch = watched(survey, [site for site in sites if site not in found], case)
         ran |= watch.ran
-        read = {  # alone, too: a read is told of all sites of a statement
-            site: reader
-            for site, reader in watch.found.items()
-            if site in watched(survey, [site], case).found
-        }
-        if not read:
+        if not watch.found:
             return found, ran
-        found.update(read)
+        found.update(watch.found)
 
 
 def watched(survey: Survey, sites: Sequence[AnySite], case: Case) -> StaleReads:
@@ -116,6 +111,8 @@ def run(case: Case) -> Row:
             row.unknown[verdict.reason.split("site-packages/")[-1]] += 1
         read = found.get(site)
         if verdict.effect is Effect.NEUTRAL and read is not None:
+            if site not in watched(survey, [site], case).found:
+                continue  # a read is told of all sites of a statement; it is of another one
             row.wrong.append(f"{site.site} is called neutral, but {read}")
         if verdict.effect in (Effect.UNREACHED, Effect.NO_TENSOR) and site in ran:
             row.wrong.append(f"{site.site} is called {verdict.effect.value}, but runs")
