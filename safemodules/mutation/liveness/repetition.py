@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.unseen import Unseen
@@ -38,12 +39,13 @@ class Repetition(Unseen):
             UnsupportedError: it still does something else after many passes.
         """
         first, shape = self.numbers.next, None
+        kinds: dict[Any, str] = {}
         names, attributes = dict(frame.names), dict(frame.world.attributes)
         for _ in range(_MOST_PASSES):
             yield
             if not frame.alive:
                 return
-            before, shape = shape, shape_of(frame.names, frame.world, first)
+            before, shape = shape, shape_of(frame.names, frame.world, first, kinds)
             if shape == before:
                 return
             forget_counts(frame.names, names)

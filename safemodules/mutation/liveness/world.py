@@ -17,7 +17,8 @@ it still stands for too many, they are given away, as if such code were handed t
 """
 
 import functools
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -261,7 +262,7 @@ def _without(value: Value, elsewhere: Storages) -> Value:
     return with_memory(value, renamed)
 
 
-def shape_of(names: dict[str, Value], world: World, first: int) -> Any:
+def shape_of(names: dict[str, Value], world: World, first: int, numbers: dict[Any, str]) -> Any:
     """What a pass through a loop leaves, up to the identity of memory that the loop has made.
 
     What it has made is told by the names and lists from before the loop through which it can be
@@ -272,17 +273,13 @@ def shape_of(names: dict[str, Value], world: World, first: int) -> Any:
         names: the local names.
         world: memory.
         first: storages above this one were made by the loop.
+        numbers: a name for each kind of memory, the same for all passes; grows.
     """
     values = [*sorted(names.items()), *world.attributes.items()]
     reached = world.held_by(union(value for _, value in values) | {STATE, UNKNOWN})
     lists = sorted(storage for storage in reached if storage <= first and storage in world.heap)
-    places: dict[int, set[int]] = {}
     roots = [*(value.storages for _, value in values), *(world.heap[each] for each in lists)]
-    for place, root in enumerate(roots):
-        for storage in root, world.held_by(root):  # at once, or through other lists
-            for each in storage:
-                if each > first:
-                    places.setdefault(each, set()).add(place if storage is root else ~place)
+    places = _places(roots, world, reached, first)
 
     @functools.cache
     def kind(storage: int, depth: int) -> Any:
@@ -290,16 +287,35 @@ def shape_of(names: dict[str, Value], world: World, first: int) -> Any:
             return storage
         made = world.is_container(storage), storage in world.filled, world.marks(storage)
         held = told(world.heap.get(storage, NOTHING), depth - 1)
-        return (*made, frozenset(places.get(storage, ())), held)
+        found = (*made, frozenset(places.get(storage, ())), held)
+        return numbers.setdefault(found, f"made {len(numbers)}")
 
     def told(storages: Storages, depth: int = _DEEPEST) -> frozenset[Any]:
-        return frozenset(kind(storage, depth) for storage in storages)
+        return frozenset(map(kind, storages, itertools.repeat(depth)))
 
     return (
         [(key, _kind_of(value), told(value.storages)) for key, value in values],
         {storage: told(world.heap[storage]) for storage in lists},
         {storage: marks for storage, marks in world.stale.items() if storage <= first},
     )
+
+
+def _places(
+    roots: Sequence[Storages], world: World, reached: Storages, first: int
+) -> dict[int, set[Any]]:
+    """Where memory is that a loop has made: in which roots, and in which of its own lists."""
+    places: dict[int, set[Any]] = {}
+    for place, root in enumerate(roots):
+        for storage in root:
+            if storage > first:
+                places.setdefault(storage, set()).add(place)
+    made = [each for each in reached if each > first and each in world.heap]
+    around = {each: frozenset(places.get(each, ())) for each in made}
+    for each in made:
+        for storage in world.heap[each]:
+            if storage > first:
+                places.setdefault(storage, set()).add(around[each])
+    return places
 
 
 def _kind_of(value: Value) -> Any:
