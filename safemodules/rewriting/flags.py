@@ -59,7 +59,9 @@ ATTRIBUTES = (FORWARD, "__prepare_scriptable__")
 def run(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """The forward of a module whose flag was switched off."""
     forward = type(module).forward
-    if forward not in DIFFERING and torch.is_grad_enabled():  # the usual case, at once
+    # a trace is for both
+    recorded = torch.is_grad_enabled() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    if recorded and forward not in DIFFERING:
         return forward(module, *args, **kwargs)
     found = FORWARDS.get(forward)
     given = (*args, *kwargs.values())
