@@ -1,6 +1,7 @@
 """Random programs compute the same after conversion, in every mode and on other inputs."""
 
 import copy
+import re
 import tempfile
 import textwrap
 import warnings
@@ -25,6 +26,11 @@ def build(text):
         module = load_source(Path(directory), text)
         torch.manual_seed(0)
         yield module.Net().double()
+
+
+# Where the operand is a column of the target, torch reads it in part as it was overwritten, and
+# its gradient does not know: see the test below.
+OVERLAPPING = re.compile(r"(?:[-+*/|&^]=|\w_\().*\[:, :1\]")
 
 
 def inputs(rows, seed):
@@ -85,12 +91,13 @@ class Original:
     Attributes:
         model: the model; it is never converted.
         smooth: a gradient is the slope of its forward: it holds nothing that a gradient does
-            not see on purpose, and no single precision.
+            not see on purpose, no single precision, and no operand that may overlap the target.
     """
 
     def __init__(self, model, text):
         self.model = model
-        self.smooth = not any(word in text for word in ("no_grad", ".float()", "detach"))
+        unseen = any(word in text for word in ("no_grad", ".float()", "detach"))
+        self.smooth = not unseen and not OVERLAPPING.search(text)
         self.kept = {}
 
     def run(self, x, train, graph):
@@ -168,6 +175,16 @@ def assert_converted(original, converted, some_inputs):
             if graph and expected.gradients is None and got.gradients is not None:
                 if original.smooth:
                     assert_slope(original.model, got.gradients, x, train)
+
+
+def test_torch_has_no_gradient_of_operands_that_overlap():
+    def overlapping(x):
+        h = x * 1
+        h += h[:, :1]
+        return h
+
+    x = torch.rand(3, 4, dtype=torch.float64, requires_grad=True)
+    assert not torch.autograd.gradcheck(overlapping, (x,), raise_exception=False)
 
 
 def classes(model):
