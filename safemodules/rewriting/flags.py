@@ -19,8 +19,9 @@ from torch import nn
 
 from safemodules.mutation.forwards import FORWARD, OF_CONVERSION, has_own_forward
 from safemodules.mutation.internals import children
+from safemodules.mutation.operators import RANDOM_FUNCTIONS
 from safemodules.rewriting.inference import FLAG_MARK
-from safemodules.rewriting.out_of_place import flagged
+from safemodules.rewriting.out_of_place import RESULT_FUNCTIONS, flagged
 
 # Forward of a class -> the function that it calls, and the attributes that it hands on.
 FORWARDS: dict[Callable[..., Any], tuple[Callable[..., Any], tuple[str, ...]]] = {
@@ -43,14 +44,9 @@ FORWARDS: dict[Callable[..., Any], tuple[Callable[..., Any], tuple[str, ...]]] =
 }
 # Those that compute something else out of place even where a graph is recorded.
 DIFFERING = {
-    nn.CELU.forward,
-    nn.Dropout.forward,
-    nn.Dropout1d.forward,
-    nn.Dropout2d.forward,
-    nn.Dropout3d.forward,
-    nn.ELU.forward,
-    nn.RReLU.forward,
-    nn.SELU.forward,
+    forward
+    for forward, (call, _) in FORWARDS.items()
+    if call in RESULT_FUNCTIONS or call in RANDOM_FUNCTIONS
 }
 # Attributes that a module gets when its flag is switched off.
 ATTRIBUTES = (FORWARD, "__prepare_scriptable__")

@@ -59,7 +59,7 @@ class Attributes(Displays):
             return Abstract(holder.storages | {UNKNOWN})
         if name == "_version":
             raise UnsupportedError("it asks how often a tensor was overwritten")
-        if name in kinds.IDENTITY | kinds.HISTORY:
+        if name in kinds.ASKED:
             return self.ask(name, [holder], frame)
         containers = frame.world.containers(holder.storages)
         if name in kinds.SILENT:  # or of an object that holds something of that name
@@ -145,7 +145,7 @@ class Attributes(Displays):
     def store_attribute(self, holder: Value, name: str, value: Value, frame: Frame) -> None:
         """Set an attribute."""
         if isinstance(holder, Known) and isinstance(holder.object, _OUTSIDE):
-            self.changing.outside = self.changing.outside or self.line
+            self.changing.note_outside(self.line)
         if isinstance(holder, Known) and sets_itself(type(holder.object), name):
             self._set_by_itself(holder.object, name, value, frame)
         elif isinstance(holder, Known) and isinstance(holder.object, nn.Module):
@@ -155,11 +155,10 @@ class Attributes(Displays):
         else:
             held = holder.storages or frozenset({UNKNOWN})
             frame.world.put(held, value.storages)
-            if not isinstance(holder, Made):  # perhaps a Python module
-                self.changing.variables.add(name)
-            if not isinstance(holder, Made) and any(storage < 0 for storage in held):
-                # an object that exists already
-                self._store_in_any(held, name, value, frame)
+            if not isinstance(holder, Made):
+                self.changing.variables.add(name)  # perhaps of a Python module
+                if any(storage < 0 for storage in held):  # an object that exists already
+                    self._store_in_any(held, name, value, frame)
 
     def _set_by_itself(self, holder: Any, name: str, value: Value, frame: Frame) -> None:
         """Code of the user's sets an attribute of an object."""
@@ -173,14 +172,18 @@ class Attributes(Displays):
         frame.world.put(frozenset({STATE}), value.storages)
 
     def _store_in_module(self, module: nn.Module, name: str, value: Value, frame: Frame) -> None:
-        if name == "forward":
-            self.changing.hooked.add(id(module))
-        if _may_be_module(value):
-            self.changing.regrown.add(id(module))
+        self._note_regrown(module, name, value)
         frame.world.attributes[id(module), name] = value
         if self.assigned:
             self.assigned[-1].append(((id(module), name), value))
         frame.world.put(frozenset({STATE}), value.storages)
+
+    def _note_regrown(self, module: nn.Module, name: str, value: Value) -> None:
+        """A module may run another forward from now on, or have another child."""
+        if name == "forward":
+            self.changing.hooked.add(id(module))
+        if _may_be_module(value):
+            self.changing.regrown.add(id(module))
 
     def _store_in_any(self, held: Storages, name: str, value: Value, frame: Frame) -> None:
         """Set an attribute of one of several objects, nobody knows of which."""
@@ -189,10 +192,8 @@ class Attributes(Displays):
         for each in objects:
             if sets_itself(type(each), name):
                 self._set_by_itself(each, name, value, frame)
-            if isinstance(each, nn.Module) and name == "forward":
-                self.changing.hooked.add(id(each))
-            if isinstance(each, nn.Module) and _may_be_module(value):
-                self.changing.regrown.add(id(each))
+            if isinstance(each, nn.Module):
+                self._note_regrown(each, name, value)
         for key, known in list(frame.world.attributes.items()):
             if key[1] == name:
                 frame.world.attributes[key] = merged(known, value)

@@ -78,7 +78,7 @@ class Calls(Binding):
                 self.changing.assign(None, None, self.line)
             if node.func.attr in _SETTERS_OF_STATE and isinstance(holder, Known):
                 if isinstance(holder.object, nn.Module | Tensor):  # no checkpoint puts it back
-                    self.changing.outside = self.changing.outside or self.line
+                    self.changing.note_outside(self.line)
             if isinstance(holder, Made):
                 return self.method_of_made(holder, node.func.attr, arguments, frame)
             if not isinstance(holder, Known) or isinstance(holder.object, Tensor):

@@ -37,7 +37,8 @@ class Changing:
 
     Attributes:
         variables: names that some function assigns outside of itself: global and nonlocal ones.
-        outside: where an attribute of a function, a class or a Python module is assigned.
+        outside: where something is changed that no checkpoint puts back: an attribute of a
+            function, a class or a Python module, say.
         hooked: modules on which the forward registers hooks, by identity.
         differing: regions that may see something else when they are recomputed, of which nobody
             would know, and where.
@@ -73,7 +74,7 @@ class Changing:
         for node in ast.walk(reached.source.node):
             if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
                 if not self.outside and _is_outside(node.value, reached):
-                    self.outside = f"{reached.source.file.filename}:{node.lineno}"
+                    self.note_outside(f"{reached.source.file.filename}:{node.lineno}")
             if isinstance(node, ast.Global | ast.Nonlocal):
                 self.variables.update(node.names)
             elif isinstance(node, ast.Attribute):
@@ -96,7 +97,7 @@ class Changing:
     def _call(self, node: ast.Call, namespace: dict[str, Any]) -> None:
         name = getattr(node.func, "id", getattr(node.func, "attr", ""))
         if name in SETTERS:
-            key = _name_given(node)
+            key = _name_given(node, name)
             if isinstance(key, ast.Constant) and isinstance(key.value, str):
                 self._attributes[key.value] += 1
             elif isinstance(key, ast.JoinedStr) and _ends_of(key) != ("", ""):
@@ -106,7 +107,7 @@ class Changing:
         self._everything |= name == "vars"
         if name == "globals":
             self._namespaces[id(namespace)] = namespace
-            self.outside = self.outside or f"{namespace.get('__name__')}: globals()"
+            self.note_outside(f"{namespace.get('__name__')}: globals()")
 
     def look_into(self, function: FunctionType) -> None:
         """Note what a function assigns that unknown code may call, and what that one calls."""
@@ -174,7 +175,11 @@ class Changing:
         elif name not in self._attributes:
             self._attributes[name] = 2  # by whom else nobody knows
         if not isinstance(holder, nn.Module):
-            self.outside = self.outside or line
+            self.note_outside(line)
+
+    def note_outside(self, line: str) -> None:
+        """Something is changed that no checkpoint puts back; the first line is remembered."""
+        self.outside = self.outside or line
 
     def is_contested(self, name: str) -> bool:
         """Whether an attribute of this name is assigned in more than one place."""
@@ -225,10 +230,9 @@ def outer_names(node: ast.AST) -> frozenset[str]:
     return frozenset(name for names in found for name in names)
 
 
-def _name_given(node: ast.Call) -> ast.expr | None:
+def _name_given(node: ast.Call, setter: str) -> ast.expr | None:
     """What ``setattr(o, name, value)`` and the like take for the name."""
-    back = 2 if getattr(node.func, "id", getattr(node.func, "attr", "")).endswith("setattr") else 1
-    back = 2 if getattr(node.func, "attr", "") == "__setattr__" else back
+    back = 2 if "setattr" in setter else 1  # before the value
     return node.args[-back] if len(node.args) >= back else None
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from safemodules.mutation.liveness import kinds
 from safemodules.mutation.liveness.callables import number_of
-from safemodules.mutation.liveness.containers import runs_code
+from safemodules.mutation.liveness.containers import has_own_code
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.own_code import (
     has_operators,
@@ -51,18 +51,13 @@ class Construction(TorchFunctions):
         given = [*args, *kwargs.values()]
         if has_rest(given):
             return self._made_unseen(cls, given, frame)
-        looks = cls.__name__ in kinds.BUILTINS_OF_OBJECTS  # `type`
-        if (
-            cls.__module__ == "builtins"
-            and not looks
-            and any(
-                isinstance(value, Made) or runs_code(value) or iterates(value) for value in given
-            )
-        ):
-            return self.unknown_call(given, frame)
+        built_in = cls.__module__ == "builtins"
+        if built_in and cls.__name__ not in kinds.BUILTINS_OF_OBJECTS:  # as `type` is
+            if any(has_own_code(value) or iterates(value) for value in given):
+                return self.unknown_call(given, frame)
         if cls in (list, tuple, set, frozenset, dict, enumerate, zip, reversed, range):
             return self._container(cls, args, kwargs, frame)
-        if cls.__name__ in kinds.BUILTINS_OF_VALUES and cls.__module__ == "builtins":
+        if built_in and cls.__name__ in kinds.BUILTINS_OF_VALUES:
             return self._builtin(cls.__name__, args, frame)
         if issubclass(cls, BaseException):
             return self.unknown_call(given, frame) if union(given) else VALUE

@@ -34,7 +34,7 @@ from safemodules.mutation.liveness.values import (
 from safemodules.mutation.resolution import is_torch_class
 
 # Lists and the like that a checkpoint puts back.
-_PUT_BACK = (list, dict, set, deque, OrderedDict)
+PUT_BACK = (list, dict, set, frozenset, deque, OrderedDict)
 
 
 def runs_code(value: Value) -> bool:
@@ -44,6 +44,11 @@ def runs_code(value: Value) -> bool:
     if isinstance(value.object, nn.Module | list | tuple | dict | set | frozenset):
         return has_operators(type(value.object))
     return bool(callables_in(value.object))
+
+
+def has_own_code(value: Value) -> bool:
+    """Whether operators on a value are code of the user's, also where the forward has made it."""
+    return isinstance(value, Made) or runs_code(value)
 
 
 class Containers(Repetition):
@@ -75,9 +80,8 @@ class Containers(Repetition):
 
     def entry_of(self, value: Value, key: Value, frame: Frame) -> Value:
         """``value[key]``."""
-        if (isinstance(value, Made) and value.method("__getitem__")) or runs_code(value):
-            return self.unknown_call([value, key], frame)
-        if iterates(value):
+        made = isinstance(value, Made) and value.method("__getitem__")
+        if made or runs_code(value) or iterates(value):
             return self.unknown_call([value, key], frame)
         if isinstance(value, Known) and isinstance(value.object, dict | nn.ModuleDict):
             return self._value_at(value, key)
@@ -217,8 +221,8 @@ class Containers(Repetition):
                 self.changing.note(known)
             if is_changeable(known):
                 self.answers_once()
-            if is_changeable(known) and type(known) not in _PUT_BACK:
-                self.changing.outside = self.changing.outside or self.line
+                if type(known) not in PUT_BACK:
+                    self.changing.note_outside(self.line)
 
     def container(self, held: frozenset[int], frame: Frame) -> Value:
         """A new list, dict or set."""

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from safemodules.mutation.finder import has_effects
@@ -119,10 +120,8 @@ class Displays(Calls):
                     self.rounds += 1
                     entries = None
                     for _ in self.passes(frame):
-                        before = dict(frame.names), frame.world.copy()
-                        run_with(self.element_of(iterated, frame), generators)
-                        now = frame.names, frame.world
-                        frame.names, frame.world = join(before, now, self.numbers)
+                        with self.optionally(frame):
+                            run_with(self.element_of(iterated, frame), generators)
                     self.rounds -= 1
                 for entry in known or ():
                     run_with(entry, generators)
@@ -133,16 +132,15 @@ class Displays(Calls):
             tested = [self.test(condition, frame) for condition in generators[0].ifs]
             if False in tested:
                 return
-            before = dict(frame.names), frame.world.copy()
-            run(generators[1:])
+            with self.optionally(frame) if None in tested else nullcontext():
+                run(generators[1:])
             if None in tested:  # perhaps it is left out
                 entries = None
-                now = frame.names, frame.world
-                frame.names, frame.world = join(before, now, self.numbers)
 
         if any(isinstance(inner, ast.NamedExpr) for inner in ast.walk(node)):
             raise UnsupportedError("a comprehension that binds a name")
-        start = dict(frame.names), frame.world.copy()
+        later = isinstance(node, ast.GeneratorExp) and id(node) not in self.eager
+        start = (dict(frame.names), frame.world.copy()) if later else None
         run(node.generators)
         bound = {
             n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)
@@ -151,7 +149,7 @@ class Displays(Calls):
             frame.names.pop(name, None)
             if name in outer:
                 frame.names[name] = outer[name]
-        if isinstance(node, ast.GeneratorExp) and id(node) not in self.eager:
+        if start is not None:
             return self._run_later(node, frozenset(held), start, frame)
         modules = self.list_of_modules(entries)
         return self.container(frozenset(held), frame) if modules is None else modules

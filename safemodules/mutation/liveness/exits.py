@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from safemodules.mutation.liveness.containers import runs_code
+from safemodules.mutation.liveness.containers import has_own_code, runs_code
 from safemodules.mutation.liveness.expressions import Expressions
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.unsupported import UnsupportedError
@@ -80,15 +80,16 @@ class Exits(Expressions):
         swallows, entered_again = False, True
         for item in node.items:
             value = self.evaluate(item.context_expr, frame)
+            callee = self._callee_of(item.context_expr, frame)
             entered: Value = Abstract(value.storages | frozenset({UNKNOWN}))
             if isinstance(value, Made):
                 entered = self.method_of_made(value, "__enter__", ([], {}), frame)
             elif runs_code(value):
                 entered = self.unknown_call([value], frame)
-            if isinstance(value, Made) or runs_code(value):
+            if has_own_code(value):
                 left.append(value)
-            swallows |= self._may_swallow(item.context_expr, frame)
-            entered_again &= self._is_entered_again(item.context_expr, frame)
+            swallows |= _may_swallow(item.context_expr, callee)
+            entered_again &= _is_entered_again(callee)
             if item.optional_vars is not None:
                 self.store(item.optional_vars, entered, frame)
         with nullcontext() if entered_again else self.within(self.line):
@@ -109,21 +110,9 @@ class Exits(Expressions):
         finally:
             self.contexts.pop()
 
-    def _is_entered_again(self, node: ast.expr, frame: Frame) -> bool:
-        """Whether a context changes nothing that a recomputation would miss, or is not known."""
-        callee = self.evaluate(node.func if isinstance(node, ast.Call) else node, frame)
-        if isinstance(callee, Known):
-            return callee.object in _ENTERED_AGAIN
-        return not isinstance(callee, Made | Closure)
-
-    def _may_swallow(self, node: ast.expr, frame: Frame) -> bool:
-        """Whether an exception may end at a ``with``."""
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
-            return True
-        callee = self.evaluate(node.func, frame)
-        called = callee.object if isinstance(callee, Known) else None
-        owner = (getattr(called, "__module__", None) or "").partition(".")[0]
-        return owner not in ("torch", "warnings", "threading") and called is not nullcontext
+    def _callee_of(self, node: ast.expr, frame: Frame) -> Value:
+        """What makes a context, or the context itself."""
+        return self.evaluate(node.func if isinstance(node, ast.Call) else node, frame)
 
     def _guarded(self, body: Sequence[ast.stmt], frame: Frame) -> State:
         """Run statements; what is true if an exception has left them, wherever."""
@@ -161,8 +150,7 @@ class Exits(Expressions):
             self.block(node.orelse, frame)
             ends += frame.state
         for handler in node.handlers:
-            frame.names, frame.world = dict(interrupted[0]), interrupted[1].copy()
-            frame.alive = True
+            self.begin_from(interrupted, frame)
             if handler.name:
                 frame.bind(handler.name, Abstract(frozenset({UNKNOWN})))
             self.block(handler.body, frame)
@@ -176,3 +164,19 @@ class Exits(Expressions):
         self.resume(ends, frame)
         if frame.alive:
             self.block(node.finalbody, frame)
+
+
+def _is_entered_again(callee: Value) -> bool:
+    """Whether a context changes nothing that a recomputation would miss, or is not known."""
+    if isinstance(callee, Known):
+        return callee.object in _ENTERED_AGAIN
+    return not isinstance(callee, Made | Closure)
+
+
+def _may_swallow(node: ast.expr, callee: Value) -> bool:
+    """Whether an exception may end at a ``with``."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
+        return True
+    called = callee.object if isinstance(callee, Known) else None
+    owner = (getattr(called, "__module__", None) or "").partition(".")[0]
+    return owner not in ("torch", "warnings", "threading") and called is not nullcontext

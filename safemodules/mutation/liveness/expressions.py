@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from safemodules.mutation.liveness.attributes import Attributes
-from safemodules.mutation.liveness.containers import runs_code
+from safemodules.mutation.liveness.containers import has_own_code
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.own_code import overrides
 from safemodules.mutation.liveness.unsupported import UnsupportedError
@@ -90,7 +90,7 @@ class Expressions(Attributes):
             return None if unknown else not stops
         value = self.direct(node, frame)
         self.read(value, frame)
-        if runs_code(value) or isinstance(value, Made) or overrides(value, "__len__"):
+        if has_own_code(value) or overrides(value, "__len__"):
             self.unknown_call([value], frame)
             return None
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot):
@@ -143,7 +143,7 @@ class Expressions(Attributes):
 
     def operator(self, operands: Sequence[Value], frame: Frame) -> Value:
         """The result of an operator: new memory; or a list, which holds what its parts held."""
-        if any(isinstance(operand, Made) or runs_code(operand) for operand in operands):
+        if any(map(has_own_code, operands)):
             return self.unknown_call(operands, frame)
         if any(self.is_container(operand, frame) for operand in operands):
             held = frame.world.contents(union(operands))
@@ -180,7 +180,7 @@ class Expressions(Attributes):
                 for operand in operands:  # which tensor it is
                     self.read(operand, frame)
             return VALUE
-        if any(isinstance(o, Made) or runs_code(o) for o in operands):
+        if any(map(has_own_code, operands)):
             return self.unknown_call(operands, frame)
         if isinstance(node.ops[0], ast.In | ast.NotIn):
             return self._membership(node.ops[0], operands, frame)
@@ -208,11 +208,10 @@ class Expressions(Attributes):
         value = self.evaluate(node.values[0], frame)
         for each in node.values[1:]:
             self.read(value, frame)
-            if runs_code(value) or isinstance(value, Made):
+            if has_own_code(value):
                 self.unknown_call([value], frame)
-            before = dict(frame.names), frame.world.copy()
-            other = self.evaluate(each, frame)
-            frame.names, frame.world = join(before, (frame.names, frame.world), self.numbers)
+            with self.optionally(frame):
+                other = self.evaluate(each, frame)
             value = merged(value, other)
         return value
 
@@ -242,7 +241,7 @@ class Expressions(Attributes):
             inner = part.value if isinstance(part, ast.FormattedValue) else part
             value = self.evaluate(inner, frame)
             self.read(value, frame)
-            if runs_code(value) or isinstance(value, Made):
+            if has_own_code(value):
                 self.unknown_call([value], frame)
             bare = not isinstance(part, ast.FormattedValue) or (
                 part.conversion == -1 and part.format_spec is None

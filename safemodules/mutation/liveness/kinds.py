@@ -46,6 +46,7 @@ IDENTITY = frozenset(
 )
 # What has become of a tensor: in place it changes with the values.
 HISTORY = frozenset({"is_leaf", "requires_grad"})
+ASKED = IDENTITY | HISTORY
 # Builtins whose results tell objects apart for good.
 IDENTIFYING = frozenset({"id", "hash"})
 # Packages whose functions answer the same when they are asked again.

@@ -3,7 +3,6 @@
 import builtins
 import functools
 import logging
-from collections import deque
 from collections.abc import Sequence
 from types import FunctionType, ModuleType
 from typing import Any
@@ -15,7 +14,7 @@ from safemodules.mutation.internals import user_class_of
 from safemodules.mutation.liveness import kinds
 from safemodules.mutation.liveness.callables import functions_around
 from safemodules.mutation.liveness.construction import Construction
-from safemodules.mutation.liveness.containers import runs_code
+from safemodules.mutation.liveness.containers import PUT_BACK, has_own_code
 from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.own_code import (
     overrides,
@@ -31,7 +30,6 @@ from safemodules.mutation.liveness.values import (
     Abstract,
     Items,
     Known,
-    Made,
     Named,
     Value,
     has_rest,
@@ -45,8 +43,6 @@ from safemodules.mutation.resolution import static_attribute
 Arguments = tuple[list[Value], dict[str, Value]]
 # Of what type these are, and which attributes they have, does not change.
 _SETTLED = (nn.Module, FunctionType, type, *PLAIN)
-# Objects that a checkpoint puts back, so that they answer the same again.
-_PUT_BACK = (deque, set, frozenset)
 _STATE_OF_MODULES = frozenset("buffers named_buffers named_parameters parameters".split())
 _LOOKUPS = ("__getattr__", "__getattribute__")
 _ANSWERS: dict[Any, bool] = {
@@ -92,7 +88,7 @@ class Library(Construction):
         if not _answers_again(called):
             self.answers_once()
         plain = module == "builtins" and name in kinds.BUILTINS_OF_OBJECTS
-        if any(isinstance(value, Made) or runs_code(value) for value in given):
+        if any(map(has_own_code, given)):
             if not plain or name == "len":
                 return self.unknown_call(given, frame)
         if module == "builtins" and not isinstance(called, type):
@@ -186,7 +182,7 @@ class Library(Construction):
         if text is not None or not self.spelled:
             self.changing.assign(text, known, self.line)
         if not isinstance(known, nn.Module):
-            self.changing.outside = self.changing.outside or self.line
+            self.changing.note_outside(self.line)
         if name == "setattr" and text is not None and len(args) == 3:
             self.store_attribute(holder, text, args[2], frame)
         frame.world.put(holder.storages | {STATE, UNKNOWN}, union(args[2:]))
@@ -222,7 +218,7 @@ class Library(Construction):
         if isinstance(known, str):
             if all(map(is_plain, given)):
                 return self._of_text(known, name, arguments)
-            if any(isinstance(value, Made) or runs_code(value) for value in given):
+            if any(map(has_own_code, given)):
                 return self.unknown_call(given, frame)
             for value in given:
                 self.read(value, frame)
@@ -243,7 +239,7 @@ class Library(Construction):
                 return Abstract(frozenset({STATE}) | held) if name == "setdefault" else VALUE
             return Abstract(holder.storages | union(given))
         if not isinstance(known, Tensor | nn.Module | ModuleType | type | FunctionType):
-            if not isinstance(known, (*_PUT_BACK, logging.Logger)):
+            if not isinstance(known, (*PUT_BACK, logging.Logger)):
                 self.answers_once()
             if not any(storage < 0 for storage in holder.storages):  # a deque, a set
                 frame.world.put(frozenset({STATE}), frame.world.held_by(union(given)))

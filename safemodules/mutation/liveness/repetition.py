@@ -1,4 +1,4 @@
-"""Loops of an abstract run: how often their bodies run."""
+"""Loops of an abstract run: how often their bodies run, if at all."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,13 +8,20 @@ from safemodules.mutation.liveness.frame import Frame
 from safemodules.mutation.liveness.unseen import Unseen
 from safemodules.mutation.liveness.unsupported import UnsupportedError
 from safemodules.mutation.liveness.values import NOTHING, Items, Known, Once, Value
-from safemodules.mutation.liveness.world import forget_counts, shape_of
+from safemodules.mutation.liveness.world import forget_counts, join, shape_of
 
 _MOST_PASSES = 40  # names and lists that a loop may hand something along, one to the next
 
 
 class Repetition(Unseen):
     """Runs loops of any number of passes."""
+
+    @contextmanager
+    def optionally(self, frame: Frame) -> Iterator[None]:
+        """What runs here perhaps does not."""
+        before = dict(frame.names), frame.world.copy()
+        yield
+        frame.names, frame.world = join(before, (frame.names, frame.world), self.numbers)
 
     @contextmanager
     def unchanged(self, iterated: Value, frame: Frame) -> Iterator[None]:

@@ -47,8 +47,6 @@ class Run:
         regions: what may be recomputed in backward, by the identities of its nodes.
         overwritten: those of them of which something that they read is overwritten later, and
             where.
-        differing: those of them that may see something else when they are recomputed, of which
-            nobody would know, and where.
         followed: those of them that were run to their end.
         readers: load-bearing sites: who reads, and whether that is sure.
         read_by_name: sites that are read, other than by code that is not looked into.
@@ -71,7 +69,6 @@ class Run:
         self.flags, self.kept, self.regions = flags, kept, regions
         self.inputs: Storages = NOTHING
         self.overwritten: dict[Key, str] = {}
-        self.differing = changing.differing
         self.followed: set[Key] = set()
         self._read_in: dict[FoundRegion, Storages] = {}
         self.readers: dict[Key, tuple[str, bool]] = {}
@@ -313,7 +310,7 @@ class Run:
         """What a region names it reads, and behind it, in backward, will again."""
         region = self.regions[id(node)]
         if self.contexts:  # which are left when it is recomputed
-            self.differing.setdefault(region.key, self.contexts[-1])
+            self.changing.differing.setdefault(region.key, self.contexts[-1])
         read = frame.world.held_by(frame.seen_by(names_in(node)))
         held = self._read_in.pop(region, NOTHING) | read
         self.around.append(region.key)
@@ -342,7 +339,7 @@ class Run:
         data = any(isinstance(n, ast.Attribute) and n.attr == "data" for n in ast.walk(node))
         apart = isinstance(known, Tensor) and id(known) not in self.buffers
         if apart or (data and STATE in value.storages):
-            self.changing.outside = self.changing.outside or self.line
+            self.changing.note_outside(self.line)
 
     @functools.cached_property
     def buffers(self) -> frozenset[int]:
@@ -353,4 +350,4 @@ class Run:
     def answers_once(self) -> None:
         """What runs may answer otherwise when a region around it is recomputed."""
         for region in self.around:
-            self.differing.setdefault(region, self.line)
+            self.changing.differing.setdefault(region, self.line)

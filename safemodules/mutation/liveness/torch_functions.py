@@ -59,7 +59,7 @@ class TorchFunctions(Containers):
     ) -> Value:
         """An operator of torch, by its name."""
         given = [*args, *kwargs.values()]
-        if name in kinds.IDENTITY | kinds.HISTORY:
+        if name in kinds.ASKED:
             return self.ask(name, given, frame)
         if name in kinds.SILENT or name == "_assert":
             return VALUE

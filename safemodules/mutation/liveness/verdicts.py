@@ -109,7 +109,7 @@ def _settled(
         verdicts.update(news)
         if not news:
             harmless = {key: _harmless(key, run) for key in [*sites, *modules]}
-            run.overwritten.update({**run.differing, **_changed_around(run, setting)})
+            run.overwritten.update(_changed_around(run, setting))
             if changing.outside:  # which a checkpoint does not put back
                 run.overwritten.update({r.key: changing.outside for r in at.values()})
             return Verdicts({**harmless, **proven, **verdicts}, run.overwritten)
@@ -140,17 +140,17 @@ def _for_any_caller(found: Mapping[Key, SiteVerdict], setting: Setting) -> dict[
 
 
 def _changed_around(run: Interpreter, setting: Setting) -> dict[Key, str]:
-    """Regions that could not be followed, and what in code like that may differ later."""
+    """Regions that may differ later, also by what could not be followed."""
     missing = {region.key for region in setting.regions.values()} - run.followed
     found: dict[Key, str] = {}
     given_up = _given_up(run, setting.reach) if missing else {}
     for function in (each for each in given_up if each in setting.reach.functions):
-        alone, ended = run_alone(function, setting, missing)
-        found.update(alone.differing)  # what is overwritten, the checkpoint itself would notice
+        _, ended = run_alone(function, setting, missing)
         if not ended:  # whatever it changes
             unclear = f"{function.__qualname__} cannot be followed"
             found.update({region.key: unclear for region in setting.regions.values()})
-    return found
+    # of the runs alone, too; what is overwritten there, the checkpoint itself would notice
+    return {**found, **setting.changing.differing}
 
 
 def _harmless(key: Key, run: Interpreter) -> SiteVerdict:
