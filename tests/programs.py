@@ -119,6 +119,13 @@ class Block(nn.Module):
 """
 
 
+LOOP = """
+for b in self.blocks:
+    x = b(x)
+return x
+"""
+
+
 class Program(NamedTuple):
     """The body of a forward, which takes ``x`` and perhaps more, and what stands around it."""
 

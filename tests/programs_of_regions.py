@@ -1,9 +1,28 @@
 """Loops whose blocks read what is something else when backward recomputes them."""
 
-from programs import Program
+import textwrap
+
+from programs import LOOP, Program
+
+BLOCK = """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+"""
+INIT = "self.blocks = nn.ModuleList([Block() for _ in range(3)])"
+
+
+def looped(forward, body=LOOP, definitions="", block="", methods=""):
+    """A loop over blocks with a forward, and perhaps attributes, of their own."""
+    parts = (block, 8), ("def forward(self, x):", 4), (forward, 8)
+    inner = "\n".join(textwrap.indent(text.strip(), " " * depth) for text, depth in parts)
+    return Program(body, f"{definitions}\n{BLOCK}{inner}\n", INIT, methods)
+
 
 PROGRAMS = {
-    "block class attr setattr": Program(
+    "block class attr setattr": looped(
+        forward="return torch.tanh(self.lin(x) * CFG.s)",
         body="""
 for b in self.blocks:
     x = b(x)
@@ -13,20 +32,10 @@ return x
         definitions="""
 class CFG:
     s = 1.0
-
-class Block(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-        pass
-
-    def forward(self, x):
-        return torch.tanh(self.lin(x) * CFG.s)
 """,
-        init="self.blocks = nn.ModuleList([Block() for _ in range(3)])",
     ),
-    "block class attr tensor2 later": Program(
+    "block class attr tensor2 later": looped(
+        forward="return torch.tanh(self.lin(x) + CFG.t)",
         body="""
 for b in self.blocks:
     x = b(x)
@@ -36,154 +45,65 @@ return x
         definitions="""
 class CFG:
     t = torch.ones(3)
-
-class Block(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-        pass
-
-    def forward(self, x):
-        return torch.tanh(self.lin(x) + CFG.t)
 """,
-        init="self.blocks = nn.ModuleList([Block() for _ in range(3)])",
     ),
-    "block class attr tensor later": Program(
+    "block class attr tensor later": looped(
+        forward="return torch.tanh(self.lin(x) + self.bf)",
         body="""
 for b in self.blocks:
     x = b(x)
 Block.bf.add_(1)
 return x
 """,
-        definitions="""
-TT = torch.ones(3)
-
-class Block(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-        type(self).bf = TT
-
-    def forward(self, x):
-        return torch.tanh(self.lin(x) + self.bf)
-""",
-        init="self.blocks = nn.ModuleList([Block() for _ in range(3)])",
+        definitions="TT = torch.ones(3)",
+        block="type(self).bf = TT",
     ),
-    "block contextvar": Program(
+    "block contextvar": looped(
+        forward="return torch.tanh(self.lin(x) * CV.get())",
         body="""
 for b in self.blocks:
     x = b(x)
 CV.set(5)
 return x
 """,
-        definitions="""
-CV = contextvars.ContextVar('v', default=1)
-
-class Block(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-        pass
-
-    def forward(self, x):
-        return torch.tanh(self.lin(x) * CV.get())
-""",
-        init="self.blocks = nn.ModuleList([Block() for _ in range(3)])",
+        definitions="CV = contextvars.ContextVar('v', default=1)",
     ),
-    "block generator fn": Program(
-        body="""
-for b in self.blocks:
-    x = b(x)
-return x
-""",
+    "block generator fn": looped(
+        forward="return torch.tanh(self.lin(x) * next(self.g))",
         definitions="""
 def gen():
     i = 0
     while True:
         i += 1
         yield i
-
-class Block(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-        self.g = gen()
-
-    def forward(self, x):
-        return torch.tanh(self.lin(x) * next(self.g))
 """,
-        init="self.blocks = nn.ModuleList([Block() for _ in range(3)])",
+        block="self.g = gen()",
     ),
-    "block global count": Program(
-        body="""
-for b in self.blocks:
-    x = b(x)
-return x
-""",
-        definitions="""
-G = itertools.count(1)
-
-class Block(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-        pass
-
-    def forward(self, x):
-        return torch.tanh(self.lin(x) * next(G))
-""",
-        init="self.blocks = nn.ModuleList([Block() for _ in range(3)])",
+    "block global count": looped(
+        forward="return torch.tanh(self.lin(x) * next(G))", definitions="G = itertools.count(1)"
     ),
-    "block global fn replaced": Program(
+    "block global fn replaced": looped(
+        forward="return act(self.lin(x))",
         body="""
 for b in self.blocks:
     x = b(x)
 globals()['act'] = torch.sigmoid
 return x
 """,
-        definitions="""
-act = torch.tanh
-
-class Block(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-        pass
-
-    def forward(self, x):
-        return act(self.lin(x))
-""",
-        init="self.blocks = nn.ModuleList([Block() for _ in range(3)])",
+        definitions="act = torch.tanh",
     ),
-    "block global tensor in block": Program(
+    "block global tensor in block": looped(
+        forward="return torch.tanh(self.lin(x) + G)",
         body="""
 for b in self.blocks:
     x = b(x)
 G.add_(1)
 return x
 """,
-        definitions="""
-G = torch.zeros(3)
-
-class Block(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-        pass
-
-    def forward(self, x):
-        return torch.tanh(self.lin(x) + G)
-""",
-        init="self.blocks = nn.ModuleList([Block() for _ in range(3)])",
+        definitions="G = torch.zeros(3)",
     ),
-    "block global tensor via helper": Program(
+    "block global tensor via helper": looped(
+        forward="return torch.tanh(self.lin(x) + G)",
         body="""
 for b in self.blocks:
     x = b(x)
@@ -195,99 +115,29 @@ G = torch.zeros(3)
 
 def upd():
     G.add_(1)
-
-class Block(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-        pass
-
-    def forward(self, x):
-        return torch.tanh(self.lin(x) + G)
 """,
-        init="self.blocks = nn.ModuleList([Block() for _ in range(3)])",
     ),
-    "block iter global": Program(
-        body="""
-for b in self.blocks:
-    x = b(x)
-return x
-""",
-        definitions="""
-G = iter(range(1, 1000))
-
-class Block(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-        pass
-
-    def forward(self, x):
-        return torch.tanh(self.lin(x) * next(G))
-""",
-        init="self.blocks = nn.ModuleList([Block() for _ in range(3)])",
+    "block iter global": looped(
+        forward="return torch.tanh(self.lin(x) * next(G))", definitions="G = iter(range(1, 1000))"
     ),
-    "block itertools count": Program(
-        body="""
-for b in self.blocks:
-    x = b(x)
-return x
-""",
-        definitions="""
-class Block(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-        self.g = itertools.count(1)
-
-    def forward(self, x):
-        return torch.tanh(self.lin(x) * next(self.g))
-""",
-        init="self.blocks = nn.ModuleList([Block() for _ in range(3)])",
+    "block itertools count": looped(
+        forward="return torch.tanh(self.lin(x) * next(self.g))", block="self.g = itertools.count(1)"
     ),
-    "block itertools cycle": Program(
-        body="""
-for b in self.blocks:
-    x = b(x)
-return x
-""",
-        definitions="""
-class Block(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-        self.g = itertools.cycle([1, 2, 3, 4, 5])
-
-    def forward(self, x):
-        return torch.tanh(self.lin(x) * next(self.g))
-""",
-        init="self.blocks = nn.ModuleList([Block() for _ in range(3)])",
+    "block itertools cycle": looped(
+        forward="return torch.tanh(self.lin(x) * next(self.g))",
+        block="self.g = itertools.cycle([1, 2, 3, 4, 5])",
     ),
-    "block numpy global rng": Program(
+    "block numpy global rng": looped(
+        forward="return torch.tanh(self.lin(x) * float(numpy.random.rand()))",
         body="""
 numpy.random.seed(0)
 for b in self.blocks:
     x = b(x)
 return x
 """,
-        definitions="""
-class Block(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-        pass
-
-    def forward(self, x):
-        return torch.tanh(self.lin(x) * float(numpy.random.rand()))
-""",
-        init="self.blocks = nn.ModuleList([Block() for _ in range(3)])",
     ),
-    "block queue state": Program(
+    "block queue state": looped(
+        forward="return torch.tanh(self.lin(x) * (1 + self.q.qsize()))",
         body="""
 for b in self.blocks:
     x = b(x)
@@ -295,19 +145,10 @@ for b in self.blocks:
     b.q.put(1)
 return x
 """,
-        definitions="""
-class Block(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-        import queue
-        self.q = queue.Queue()
-
-    def forward(self, x):
-        return torch.tanh(self.lin(x) * (1 + self.q.qsize()))
+        block="""
+import queue
+self.q = queue.Queue()
 """,
-        init="self.blocks = nn.ModuleList([Block() for _ in range(3)])",
     ),
     "block requires grad off later": Program(
         body="""
@@ -328,53 +169,29 @@ return x
 """,
         init="self.blocks = nn.ModuleList([Block() for _ in range(3)])",
     ),
-    "block threading local": Program(
+    "block threading local": looped(
+        forward="return torch.tanh(self.lin(x) * getattr(TL, 'v', 1))",
         body="""
 for b in self.blocks:
     x = b(x)
 TL.v = 5
 return x
 """,
-        definitions="""
-TL = threading.local()
-
-class Block(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-        pass
-
-    def forward(self, x):
-        return torch.tanh(self.lin(x) * getattr(TL, 'v', 1))
-""",
-        init="self.blocks = nn.ModuleList([Block() for _ in range(3)])",
+        definitions="TL = threading.local()",
     ),
-    "block time": Program(
-        body="""
-for b in self.blocks:
-    x = b(x)
-return x
-""",
+    "block time": looped(
+        forward="return torch.tanh(self.lin(x) * tick())",
         definitions="""
 Q = queue.Queue()
+
 for i in range(1, 999):
     Q.put(i)
+
 tick = Q.get
-
-class Block(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-        pass
-
-    def forward(self, x):
-        return torch.tanh(self.lin(x) * tick())
 """,
-        init="self.blocks = nn.ModuleList([Block() for _ in range(3)])",
     ),
-    "ctx with loop contextvar": Program(
+    "ctx with loop contextvar": looped(
+        forward="return torch.tanh(self.lin(x) * CV.get())",
         body="""
 t = CV.set(3)
 for b in self.blocks:
@@ -382,19 +199,7 @@ for b in self.blocks:
 CV.reset(t)
 return x
 """,
-        definitions="""
-CV = contextvars.ContextVar('v', default=1)
-
-class Block(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(3, 3)
-
-    def forward(self, x):
-        return torch.tanh(self.lin(x) * CV.get())
-""",
-        init="self.blocks = nn.ModuleList([Block() for _ in range(3)])",
+        definitions="CV = contextvars.ContextVar('v', default=1)",
     ),
     "loop del module after": Program(
         body="""

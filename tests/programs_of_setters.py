@@ -2,8 +2,23 @@
 
 from programs import Program
 
+CONTROL = """
+class Ctl(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.mode = 'a'
+        self.modd = 'a'
+"""
+
+
+def controlled(body, definitions="", init="", methods=""):
+    """A forward beside a module ``self.ctl``, whose ``mode`` it looks at."""
+    return Program(body, CONTROL + definitions, f"self.ctl = Ctl()\n{init.strip()}", methods)
+
+
 PROGRAMS = {
-    "callback map cls": Program(
+    "callback map cls": controlled(
         body="""
 list(map(Tg, [self.ctl]))
 h = self.lin(x)
@@ -12,23 +27,13 @@ h += 1
 return y
 """,
         definitions="""
-class Ctl(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.mode = 'a'
-        self.modd = 'a'
-
-
-
 class Tg:
 
     def __init__(self, s):
         s.mode = 'b'
 """,
-        init="self.ctl = Ctl()",
     ),
-    "deepcopy": Program(
+    "deepcopy": controlled(
         body="""
 copy.deepcopy(self.sw)
 h = self.lin(x)
@@ -37,15 +42,6 @@ h += 1
 return y
 """,
         definitions="""
-class Ctl(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.mode = 'a'
-        self.modd = 'a'
-
-
-
 class Sw:
 
     def __deepcopy__(self, memo):
@@ -58,12 +54,11 @@ class Tg:
         s.ctl.mode = 'b'
 """,
         init="""
-self.ctl = Ctl()
 self.sw = Sw()
 self.sw.ctl = self.ctl
 """,
     ),
-    "dunder dict alias": Program(
+    "dunder dict alias": controlled(
         body="""
 d = getattr(self.ctl, '__dict__')
 d['mode'] = 'b'
@@ -71,18 +66,9 @@ h = self.lin(x)
 y = h if self.ctl.mode == 'b' else x
 h += 1
 return y
-""",
-        definitions="""
-class Ctl(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.mode = 'a'
-        self.modd = 'a'
-""",
-        init="self.ctl = Ctl()",
+"""
     ),
-    "dunder setattr rt": Program(
+    "dunder setattr rt": controlled(
         body="""
 key = 'mode' if x.shape[0] > 2 else 'z'
 self.ctl.__setattr__(key, 'b')
@@ -90,18 +76,9 @@ h = self.lin(x)
 y = h if self.ctl.mode == 'b' else x
 h += 1
 return y
-""",
-        definitions="""
-class Ctl(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.mode = 'a'
-        self.modd = 'a'
-""",
-        init="self.ctl = Ctl()",
+"""
     ),
-    "exec": Program(
+    "exec": controlled(
         body="""
 EX(self.ctl)
 h = self.lin(x)
@@ -110,19 +87,10 @@ h += 1
 return y
 """,
         definitions="""
-class Ctl(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.mode = 'a'
-        self.modd = 'a'
-
-
 exec('def EX(c): c.mode = "b"')
 """,
-        init="self.ctl = Ctl()",
     ),
-    "iter class": Program(
+    "iter class": controlled(
         body="""
 for _ in self.sw:
     pass
@@ -132,15 +100,6 @@ h += 1
 return y
 """,
         definitions="""
-class Ctl(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.mode = 'a'
-        self.modd = 'a'
-
-
-
 class It:
 
     def __init__(self, c):
@@ -162,30 +121,20 @@ class Sw:
         return It(self.ctl)
 """,
         init="""
-self.ctl = Ctl()
 self.sw = Sw()
 self.sw.ctl = self.ctl
 """,
     ),
-    "load": Program(
+    "load": controlled(
         body="""
 self.ctl.__setstate__({**self.ctl.__getstate__(), 'mode': 'b'})
 h = self.lin(x)
 y = h if self.ctl.mode == 'b' else x
 h += 1
 return y
-""",
-        definitions="""
-class Ctl(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.mode = 'a'
-        self.modd = 'a'
-""",
-        init="self.ctl = Ctl()",
+"""
     ),
-    "object setattr rt": Program(
+    "object setattr rt": controlled(
         body="""
 key = 'mode' if x.shape[0] > 2 else 'z'
 object.__setattr__(self.ctl, key, 'b')
@@ -193,18 +142,9 @@ h = self.lin(x)
 y = h if self.ctl.mode == 'b' else x
 h += 1
 return y
-""",
-        definitions="""
-class Ctl(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.mode = 'a'
-        self.modd = 'a'
-""",
-        init="self.ctl = Ctl()",
+"""
     ),
-    "setattr fstring only text value": Program(
+    "setattr fstring only text value": controlled(
         body="""
 key = 'mode' if x.shape[0] > 2 else 'z'
 setattr(self.ctl, f'{key}', 'b')
@@ -212,36 +152,18 @@ h = self.lin(x)
 y = h if self.ctl.mode == 'b' else x
 h += 1
 return y
-""",
-        definitions="""
-class Ctl(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.mode = 'a'
-        self.modd = 'a'
-""",
-        init="self.ctl = Ctl()",
+"""
     ),
-    "setattr join": Program(
+    "setattr join": controlled(
         body="""
 setattr(self.ctl, ''.join(['mo', 'de'] if x.shape[0] > 2 else ['z']), 'b')
 h = self.lin(x)
 y = h if self.ctl.mode == 'b' else x
 h += 1
 return y
-""",
-        definitions="""
-class Ctl(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.mode = 'a'
-        self.modd = 'a'
-""",
-        init="self.ctl = Ctl()",
+"""
     ),
-    "setattr loop keys": Program(
+    "setattr loop keys": controlled(
         body="""
 for k in list(self.keys):
     setattr(self.ctl, k, 'b')
@@ -250,38 +172,18 @@ y = h if self.ctl.mode == 'b' else x
 h += 1
 return y
 """,
-        definitions="""
-class Ctl(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.mode = 'a'
-        self.modd = 'a'
-""",
-        init="""
-self.ctl = Ctl()
-self.keys = {'mode'}
-""",
+        init="self.keys = {'mode'}",
     ),
-    "setattr percent": Program(
+    "setattr percent": controlled(
         body="""
 setattr(self.ctl, '%s' % ('mode' if x.shape[0] > 2 else 'z'), 'b')
 h = self.lin(x)
 y = h if self.ctl.mode == 'b' else x
 h += 1
 return y
-""",
-        definitions="""
-class Ctl(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.mode = 'a'
-        self.modd = 'a'
-""",
-        init="self.ctl = Ctl()",
+"""
     ),
-    "setattr rt key text value": Program(
+    "setattr rt key text value": controlled(
         body="""
 key = 'mode' if x.shape[0] > 2 else 'z'
 setattr(self.ctl, key, 'b')
@@ -289,18 +191,9 @@ h = self.lin(x)
 y = h if self.ctl.mode == 'b' else x
 h += 1
 return y
-""",
-        definitions="""
-class Ctl(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.mode = 'a'
-        self.modd = 'a'
-""",
-        init="self.ctl = Ctl()",
+"""
     ),
-    "toggle class init": Program(
+    "toggle class init": controlled(
         body="""
 if self.sw:
     pass
@@ -310,15 +203,6 @@ h += 1
 return y
 """,
         definitions="""
-class Ctl(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.mode = 'a'
-        self.modd = 'a'
-
-
-
 class Tog:
 
     def __init__(self, s):
@@ -331,12 +215,11 @@ class Sw:
         return True
 """,
         init="""
-self.ctl = Ctl()
 self.sw = Sw()
 self.sw.ctl = self.ctl
 """,
     ),
-    "toggle classmethod": Program(
+    "toggle classmethod": controlled(
         body="""
 if self.sw:
     pass
@@ -346,15 +229,6 @@ h += 1
 return y
 """,
         definitions="""
-class Ctl(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.mode = 'a'
-        self.modd = 'a'
-
-
-
 class Sw:
 
     @classmethod
@@ -366,12 +240,11 @@ class Sw:
         return True
 """,
         init="""
-self.ctl = Ctl()
 self.sw = Sw()
 self.sw.ctl = self.ctl
 """,
     ),
-    "toggle dict fn": Program(
+    "toggle dict fn": controlled(
         body="""
 if self.sw:
     pass
@@ -381,17 +254,9 @@ h += 1
 return y
 """,
         definitions="""
-class Ctl(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.mode = 'a'
-        self.modd = 'a'
-
-
-
 def tg(s):
     s.ctl.mode = 'b'
+
 FN = {'t': tg}
 
 class Sw:
@@ -401,7 +266,6 @@ class Sw:
         return True
 """,
         init="""
-self.ctl = Ctl()
 self.sw = Sw()
 self.sw.ctl = self.ctl
 """,
@@ -433,7 +297,7 @@ self.sw = Sw()
 self.sw.ctl = self.ctl
 """,
     ),
-    "toggle own staticmethod": Program(
+    "toggle own staticmethod": controlled(
         body="""
 if self.sw:
     pass
@@ -443,15 +307,6 @@ h += 1
 return y
 """,
         definitions="""
-class Ctl(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.mode = 'a'
-        self.modd = 'a'
-
-
-
 class Sw:
 
     @staticmethod
@@ -463,12 +318,11 @@ class Sw:
         return True
 """,
         init="""
-self.ctl = Ctl()
 self.sw = Sw()
 self.sw.ctl = self.ctl
 """,
     ),
-    "toggle partial": Program(
+    "toggle partial": controlled(
         body="""
 if self.sw:
     pass
@@ -478,17 +332,9 @@ h += 1
 return y
 """,
         definitions="""
-class Ctl(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.mode = 'a'
-        self.modd = 'a'
-
-
-
 def tg(s):
     s.ctl.mode = 'b'
+
 TP = functools.partial(tg)
 
 class Sw:
@@ -498,12 +344,11 @@ class Sw:
         return True
 """,
         init="""
-self.ctl = Ctl()
 self.sw = Sw()
 self.sw.ctl = self.ctl
 """,
     ),
-    "toggle property": Program(
+    "toggle property": controlled(
         body="""
 if self.sw:
     pass
@@ -513,15 +358,6 @@ h += 1
 return y
 """,
         definitions="""
-class Ctl(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.mode = 'a'
-        self.modd = 'a'
-
-
-
 class Sw:
 
     @property
@@ -533,12 +369,11 @@ class Sw:
         return self.p
 """,
         init="""
-self.ctl = Ctl()
 self.sw = Sw()
 self.sw.ctl = self.ctl
 """,
     ),
-    "toggle staticmethod": Program(
+    "toggle staticmethod": controlled(
         body="""
 if self.sw:
     pass
@@ -548,15 +383,6 @@ h += 1
 return y
 """,
         definitions="""
-class Ctl(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.mode = 'a'
-        self.modd = 'a'
-
-
-
 class Tog:
 
     @staticmethod
@@ -570,7 +396,6 @@ class Sw:
         return True
 """,
         init="""
-self.ctl = Ctl()
 self.sw = Sw()
 self.sw.ctl = self.ctl
 """,
