@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from memory_counter import StorageCounter
 from replay_counter import counted_replays
 from torch import nn
@@ -18,7 +19,7 @@ from safemodules.checkpointing.forgetting import CallCounter, Forgetting, forget
 from safemodules.memory.budgets import Budget
 from safemodules.memory.choosing import choose
 from safemodules.memory.recording import record_step
-from safemodules.memory.search import FEW, least_seconds
+from safemodules.memory.search import FEW, Search, least_seconds
 from safemodules.memory.simulation import Simulation
 from safemodules.trees import CallArguments
 
@@ -428,6 +429,24 @@ def test_without_a_solver_a_search_chooses(monkeypatch, model):
     assert plan.bound <= plan.seconds and proven.bound <= proven.seconds
     with pytest.raises(sm.BudgetError, match="scipy"):
         sm.plan_checkpoints(net, x, "3%")
+
+
+def test_a_search_goes_on_where_no_single_change_helps(monkeypatch):
+    net = sm.convert_model(torchvision.models.resnet50(), checkpoint=False)
+    tape = record_step(net, CallArguments((torch.empty(8, 3, 224, 224),), {}), fake=True)
+    simulation = Simulation(tape, gradients=False)
+    budget = int(0.35 * simulation.run(()).peak)
+    monkeypatch.setattr("safemodules.memory.search.NEIGHBOURS", ())
+    stuck = Search(simulation, budget)
+    stuck.forget()
+    assert not stuck.fits
+    monkeypatch.undo()
+    search = Search(simulation, budget)
+    search.forget()
+    before = search.best.simulated
+    assert search.fits and before.peak <= budget
+    search.improve()
+    assert search.fits and search.best.simulated.seconds < before.seconds
 
 
 @pytest.mark.parametrize("share", [0.9, 0.8, 0.7, 0.6])

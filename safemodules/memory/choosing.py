@@ -10,18 +10,22 @@ from dataclasses import dataclass
 
 from safemodules.memory.programme import is_solvable
 from safemodules.memory.relaxation import Relaxation
-from safemodules.memory.search import FEW, Choice, Search, least_seconds
-from safemodules.memory.simulation import Simulation
+from safemodules.memory.search import FEW, Search, least_seconds
+from safemodules.memory.simulation import Choice, Simulation
 
 __all__ = ["Chosen", "Lowest", "choose"]
 
 # A programme is solved again with more rows while they are few in all: what bounds the time,
 # alike on any machine.
-ROWS = 14_000
+ROWS = 12_000
 LEARNED = 6
+# After so many that the solver did not finish, no more is learned.
+HARD = 2
 # And where nothing was learned or there are too many, with less of the budget.
 DEMANDS = 8
 NODES = 50
+# How near to the best solutions are to be; the first may be good enough as it is, and of those with
+# less of the budget it is enough that they fit.
 GAP = 1e-2
 ROUGH = 5e-2
 # How exact a solver is at least.
@@ -73,7 +77,7 @@ def choose(simulation: Simulation, budget: int) -> Chosen:
         return Chosen(None, bound, _lowest(simulation))
     starts = [None, start]
     if start is not None and start.simulated.peak <= budget:
-        if start.simulated.seconds <= bound + NEAR * simulation.tape.seconds:
+        if _is_near(start, bound, simulation):
             return Chosen(start, bound)
         starts = [start]
     lowest = None
@@ -88,13 +92,17 @@ def choose(simulation: Simulation, budget: int) -> Chosen:
 def _cheapest(
     simulation: Simulation, budget: int, starts: Iterable[Choice | None]
 ) -> Choice | None:
-    found = [_searched(simulation, budget, start) for start in dict.fromkeys(starts)]
-    fitting = [choice for choice in found if choice is not None]
-    return min(fitting, key=lambda choice: choice.simulated.seconds, default=None)
+    """Search on from some choices, ``None`` is nothing; ``None`` if none is found that fits."""
+    searches = [_fitted(simulation, budget, start) for start in dict.fromkeys(starts)]
+    fitting = [search for search in searches if search.fits]
+    if not fitting:
+        return None
+    search = min(fitting, key=lambda search: search.best.simulated.seconds)
+    search.improve()
+    return search.best
 
 
-def _searched(simulation: Simulation, budget: int, start: Choice | None) -> Choice | None:
-    """Search on from a choice, or from nothing; ``None`` if nothing is found that fits."""
+def _fitted(simulation: Simulation, budget: int, start: Choice | None) -> Search:
     search = Search(simulation, budget, start=() if start is None else start.forgotten)
     if start is not None and start.simulated.peak <= budget:
         search.accept(start)
@@ -102,38 +110,41 @@ def _searched(simulation: Simulation, budget: int, start: Choice | None) -> Choi
         search.try_all()
     else:
         search.forget()
-    if not search.fits:
-        return None
-    search.keep()
-    search.exchange()
-    return search.best
+    return search
 
 
 def _programmed(simulation: Simulation, budget: int) -> tuple[Choice | None, float]:
     """The programme's choice that fits, or comes nearest to it, and the bound."""
     relaxation = Relaxation(simulation)
-    nearest: Choice | None = None
-    bound, rows, learned, demanded = 0.0, 0, 0, 0
+    best: Choice | None = None
+    bound, rows, learned, demanded, hard = 0.0, 0, 0, 0, 0
     while demanded <= DEMANDS:
         programme = relaxation.programme(budget)
         rows += programme.rows
-        forgotten, least = programme.solve(nodes=NODES, gap=ROUGH if demanded else GAP)
+        is_rough = demanded > 0 or not learned
+        forgotten, least = programme.solve(nodes=NODES, gap=ROUGH if is_rough else GAP)
         if not demanded:
             bound = max(bound, least)
         if forgotten is None:
             break
-        completed = simulation.completed(forgotten)
-        simulated, is_new = relaxation.learn(completed)
-        choice = Choice(completed, simulated)
-        if simulated.peak <= budget:
-            return choice, bound
-        if nearest is None or simulated.excess(budget) < nearest.simulated.excess(budget):
-            nearest = choice
+        choice, is_new = relaxation.learn(forgotten)
+        best = min(
+            (best or choice, choice),
+            key=lambda one: (one.simulated.excess(budget), one.simulated.seconds),
+        )
+        fits = choice.simulated.peak <= budget
+        if fits and (demanded or not is_rough or _is_near(choice, bound, simulation)):
+            break
         learned += 1
-        if not is_new or learned >= LEARNED or rows >= ROWS:
-            relaxation.demand(simulated, programme.told, budget)
+        hard += not programme.is_finished
+        if not fits and (not is_new or learned >= LEARNED or rows >= ROWS or hard >= HARD):
+            relaxation.demand(choice.simulated, programme.told, budget)
             demanded += 1
-    return nearest, bound
+    return best, bound
+
+
+def _is_near(choice: Choice, bound: float, simulation: Simulation) -> bool:
+    return choice.simulated.seconds <= bound + NEAR * simulation.tape.seconds
 
 
 def _lowest(simulation: Simulation) -> Lowest:
@@ -153,10 +164,9 @@ def _lowest(simulation: Simulation) -> Lowest:
         bound = max(bound, least)
         if forgotten is None:
             break
-        completed = simulation.completed(forgotten)
-        simulated, is_new = relaxation.learn(completed)
-        if simulated.peak < best.simulated.peak:
-            best = Choice(completed, simulated)
+        choice, is_new = relaxation.learn(forgotten)
+        if choice.simulated.peak < best.simulated.peak:
+            best = choice
         if not is_new:
             break
     return Lowest(best, int(bound * (1 - EXACT)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 __all__ = ["Programme", "Solution", "is_solvable"]
 
-_INFEASIBLE = 2  # status of scipy.optimize.milp
+_OPTIMAL, _INFEASIBLE = 0, 2  # statuses of scipy.optimize.milp
 
 
 def is_solvable() -> bool:
@@ -22,10 +22,12 @@ class Solution:
     Attributes:
         values: of the variables; empty if no solution was found.
         bound: no solution costs less; infinity if there is none.
+        is_finished: whether it is as near to the best as was asked for.
     """
 
     values: tuple[float, ...]
     bound: float
+    is_finished: bool = True
 
 
 class Programme:
@@ -115,4 +117,5 @@ class Programme:
         return Solution(
             () if found.x is None else tuple(map(float, found.x)),
             -math.inf if bound is None else float(bound),
+            found.status == _OPTIMAL,
         )

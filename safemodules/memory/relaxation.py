@@ -19,10 +19,11 @@ programme knows of, is the best there is, of all choices that hold nothing of wh
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from safemodules.memory.programme import Programme
-from safemodules.memory.simulation import Simulated, Simulation
+from safemodules.memory.simulation import Choice, Simulated, Simulation
 
 __all__ = ["Relaxation"]
 
@@ -86,24 +87,24 @@ class Relaxation:
         """
         return StepProgramme(self, budget)
 
-    def learn(self, forgotten: Iterable[int]) -> tuple[Simulated, bool]:
+    def learn(self, forgotten: Iterable[int]) -> tuple[Choice, bool]:
         """Simulate a choice, and learn who brings back what early.
 
         Args:
             forgotten: places of the operators.
 
         Returns:
-            The simulated step, and whether there was something new.
+            What is forgotten then, simulated, and whether there was something new.
         """
         found = False
 
-        def watch(event: int, users: Mapping[int, set[int]]) -> None:
+        def watch(event: int, users: Mapping[int, Collection[int]]) -> None:
             nonlocal found
             for maker, places in users.items():
                 if event < self.first_asked.get(maker, len(self.base)):
                     found = self._return(maker, event, places) or found
 
-        return self.simulation.run(self.simulation.completed(forgotten), watch), found
+        return self.simulation.choice(forgotten, watch), found
 
     def demand(self, simulated: Simulated, told: Sequence[float], budget: int) -> None:
         """Ask for the bytes that rows do not tell of, where a simulated step is over its budget.
@@ -163,6 +164,7 @@ class StepProgramme:
         self._event_rows()
         # By event, what a solution has alive there.
         self.told: list[float] = []
+        self.is_finished = True  # see Solution
 
     @property
     def rows(self) -> int:
@@ -177,6 +179,7 @@ class StepProgramme:
             gap: see :meth:`Programme.solve`.
         """
         solution = self._programme.solve(nodes=nodes, gap=gap)
+        self.is_finished = solution.is_finished
         scale = self._unit if self._budget is None else 1 / MICROSECONDS
         if not solution.values:
             return None, scale * solution.bound
@@ -267,9 +270,9 @@ class StepProgramme:
         """What forgotten results are computed from is held as long as these are noted."""
         readers: dict[int, list[tuple[int, int]]] = {}
         for place in self._forgotten:
-            operator = self._operators[place]
-            until = max(self._simulation.noted[result] for result in operator.results)
-            for source in (*operator.sources, *operator.kept):
+            reader = self._operators[place]
+            until = max(self._simulation.noted[result] for result in reader.results)
+            for source in (*reader.sources, *reader.kept):
                 if until > self._memories[source].let_go:
                     readers.setdefault(source, []).append((until, place))
         for source, found in readers.items():
@@ -278,15 +281,16 @@ class StepProgramme:
             without: list[tuple[int, float]] = []
             if maker in self._forgotten and source not in self._operators[maker].kept:
                 without.append((self._forgotten[maker], 1))  # computed again, not held
-            start = memory.let_go
-            for stop in sorted({until for until, _ in found}):
+            start, before = memory.let_go, None
+            for stop, alike in itertools.groupby(sorted(found), key=operator.itemgetter(0)):
                 held = self._programme.variable()
-                for until, place in found:
-                    if until >= stop:
-                        terms = [(held, 1), (self._forgotten[place], -1), *without]
-                        self._programme.at_least(terms, 0)
+                for _, place in alike:
+                    terms = [(held, 1), (self._forgotten[place], -1), *without]
+                    self._programme.at_least(terms, 0)
+                if before is not None:  # who needs it for longer needs it until then too
+                    self._programme.at_least([(before, 1), (held, -1)], 0)
                 self._change(start, stop, held, memory.size)
-                start = stop
+                start, before = stop, held
 
     def _passing(self, place: int) -> None:
         """Who runs again when it is asked for needs what is passed to it for a moment.

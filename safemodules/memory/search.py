@@ -8,45 +8,36 @@ are tried. Else three passes, all deterministic:
    over the budget, the change is made that takes most of the excess away for each second that it
    adds: forgetting a result, or keeping one again, which cuts a long replay in two. The excess is
    summed over the events, so that a change counts that lowers one of two equal peaks. Where no
-   single change lowers it, the way to a smaller budget may still lead below this one.
+   single change lowers it, two or three neighbours are changed at once; and the way to a smaller
+   budget may still lead below this one.
 2. Keep. What is forgotten needlessly by now is kept again, the dearest first.
-3. Exchange. A dear result is kept, and cheaper ones are forgotten in its place, as long as that
-   saves time.
+3. Exchange. A dear result is kept, and cheaper ones are forgotten in its place, or neighbours are
+   changed at once, as long as that saves time.
 
 How far from the best a choice can be is told by :func:`least_seconds`.
 """
 
 import heapq
 import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
-from safemodules.memory.simulation import Simulated, Simulation
+from safemodules.memory.simulation import Choice, Simulation
 
-__all__ = ["FEW", "Choice", "Search", "least_seconds"]
+__all__ = ["FEW", "Search", "least_seconds"]
 
 # How much may be simulated, in operators that are run again and eighths of events: what bounds the
 # time of the search, alike on any machine.
 WORK = 1_100_000
+# The same for what improves a choice that fits.
+POLISH = 300_000
 # Of so many results every choice is tried.
 FEW = 8
 # Shares of the budget that are aimed at, one after the other, until it is met.
 TARGETS = (1.0, 0.9, 0.75, 0.5)
 # How many numbers of cheapest results are tried at first.
 STARTS = 24
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Results to forget.
-
-    Attributes:
-        forgotten: places of the operators that make them.
-        simulated: the step.
-    """
-
-    forgotten: frozenset[int]
-    simulated: Simulated
+# So many neighbours are changed at once.
+NEIGHBOURS = (2, 3)
 
 
 class Search:
@@ -67,14 +58,13 @@ class Search:
         self._budget = budget
         self._work = work
         self.chosen: frozenset[int] = frozenset()
-        self.lowest = Choice(self.chosen, simulation.run(()))  # with the smallest peak
+        self.lowest = simulation.choice(())  # with the smallest peak
         self.best = self._judge(self.chosen)
 
     def _judge(self, chosen: Iterable[int]) -> Choice:
-        forgotten = self._simulation.completed(chosen)
-        simulated = self._simulation.run(forgotten)
+        choice = self._simulation.choice(chosen)
+        simulated = choice.simulated
         self._work -= simulated.replays + len(simulated.live) // 8
-        choice = Choice(forgotten, simulated)
         if simulated.peak < self.lowest.simulated.peak:
             self.lowest = choice
         return choice
@@ -142,10 +132,35 @@ class Search:
         """Make the best changes on the way to the target, until a budget is met."""
         gains: dict[int, float] = dict.fromkeys(self._simulation.candidates, float("inf"))
         while self.best.simulated.peak > budget and self._work > 0:
-            found = self._most_worth(gains)
+            found = self._most_worth(gains) or self._most_worth_together()
             if found is None:
                 return
             self._accept(*found)
+
+    def _most_worth_together(self) -> tuple[frozenset[int], Choice] | None:
+        """The change of neighbours that takes most away for its price."""
+        before = self.best.simulated
+        found, most = None, 0.0
+        for changed in self._neighbours_changed():
+            choice = self._judge(changed)
+            less = before.excess(self._budget) - choice.simulated.excess(self._budget)
+            gain = less / max(choice.simulated.seconds - before.seconds, 1e-9)
+            if gain > most:
+                found, most = (changed, choice), gain
+        return found
+
+    def _neighbours_changed(self) -> Iterator[frozenset[int]]:
+        """Some neighbours forgotten, or kept, or the other way round each, while there is work."""
+        candidates, seen = self._simulation.candidates, {self.chosen}
+        for count in NEIGHBOURS:
+            for start in range(len(candidates) - count + 1):
+                chosen, some = self.chosen, frozenset(candidates[start : start + count])
+                for changed in (chosen | some, chosen - some, chosen ^ some):
+                    if self._work <= 0:
+                        return
+                    if changed not in seen:
+                        seen.add(changed)
+                        yield changed
 
     def _most_worth(self, gains: dict[int, float]) -> tuple[frozenset[int], Choice] | None:
         """The change that takes most away for its price; looked up lazily.
@@ -171,7 +186,13 @@ class Search:
             heapq.heappush(heap, (-gains[place], place))
         return None
 
-    def keep(self) -> None:
+    def improve(self) -> None:
+        """The second and the third pass, from a choice that fits."""
+        self._work = POLISH
+        self._keep()
+        self._exchange()
+
+    def _keep(self) -> None:
         """The second pass."""
         operators = self._simulation.tape.operators
         dearest = sorted(self.chosen, key=lambda place: -operators[place].replay_seconds)
@@ -183,7 +204,7 @@ class Search:
             if self._is_cheaper(choice, self.best):
                 self._accept(fewer, choice)
 
-    def exchange(self) -> None:
+    def _exchange(self) -> None:
         """The third pass."""
         operators = self._simulation.tape.operators
         improved = True
@@ -193,6 +214,11 @@ class Search:
                 if self._work <= 0:
                     break
                 if place in self.chosen and self._exchanged(place):
+                    improved = True
+            for changed in self._neighbours_changed():
+                choice = self._judge(changed)
+                if self._is_cheaper(choice, self.best):
+                    self._accept(changed, choice)
                     improved = True
 
     def _exchanged(self, place: int) -> bool:

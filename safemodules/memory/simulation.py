@@ -11,9 +11,9 @@ from itertools import accumulate
 
 from safemodules.memory.tape import Memory, Operator, Tape
 
-__all__ = ["Simulated", "Simulation", "Watch"]
+__all__ = ["Choice", "Simulated", "Simulation", "Watch"]
 
-Watch = Callable[[int, Mapping[int, set[int]]], None]
+Watch = Callable[[int, Mapping[int, Collection[int]]], None]
 
 # Shares of all saved bytes: results up to this one are kept for a replay that needs them, rather
 # than computed again,
@@ -49,6 +49,19 @@ class Simulated:
         return sum(over) - budget * len(over)
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Results to forget.
+
+    Attributes:
+        forgotten: places of the operators that make them.
+        simulated: the step.
+    """
+
+    forgotten: frozenset[int]
+    simulated: Simulated
+
+
 class Simulation:
     """Simulates steps of one tape.
 
@@ -73,7 +86,6 @@ class Simulation:
                 self._changes[memory.made] += memory.size
                 self._changes[memory.let_go] -= memory.size
         self.saved_bytes = sum(memory.size for memory in tape.memories if memory.saved)
-        self._let_go = [memory.let_go for memory in tape.memories]
         self.makers = [
             [
                 (maker, source)
@@ -98,8 +110,35 @@ class Simulation:
             )
             for memory in tape.memories
         ]
-
         self.passed = self._passed()
+        self._tables()
+
+    def _tables(self) -> None:
+        """What every simulation looks up."""
+        memories, operators = self.tape.memories, self.tape.operators
+        self._let_go = [memory.let_go for memory in memories]
+        self._sizes = [memory.size for memory in memories]
+        self._seconds = [operator.replay_seconds for operator in operators]
+        self._results = [operator.results for operator in operators]
+        self._read = [(*operator.sources, *operator.kept) for operator in operators]
+        # By operator: from when until when its results are away if they are forgotten,
+        self._absences = [
+            [
+                (memories[result].freed, self._let_go[result], memories[result].size)
+                for result in results
+                if self._let_go[result] > memories[result].freed
+            ]
+            for results in self._results
+        ]
+        # and until when they may be asked for.
+        self._noted = [
+            max((self.noted[one] for one in found), default=0) for found in self._results
+        ]
+        # By memory: the operator which, if it is forgotten, makes it again.
+        self._remade_by = [
+            None if one.operator is None or place in operators[one.operator].kept else one.operator
+            for place, one in enumerate(memories)
+        ]
 
     def _passed(self) -> frozenset[int]:
         """Memories that are not saved, and of which not many times their size is computed.
@@ -155,6 +194,16 @@ class Simulation:
                     stack.append(maker)
         return frozenset(found)
 
+    def choice(self, chosen: Iterable[int], watch: Watch | None = None) -> Choice:
+        """Complete a choice, and simulate its step.
+
+        Args:
+            chosen: places of operators.
+            watch: see :meth:`run`.
+        """
+        forgotten = self.completed(chosen)
+        return Choice(forgotten, self.run(forgotten, watch))
+
     def run(self, forgotten: Collection[int], watch: Watch | None = None) -> Simulated:
         """Simulate a step that forgets the results of some operators.
 
@@ -175,40 +224,36 @@ class Simulation:
 
     def _forget(self, step: "_Step") -> None:
         """Free what is forgotten, and hold what replays read as long as they are noted."""
-        operators, memories, let_go = self.tape.operators, self.tape.memories, self._let_go
+        changes, forgotten = step.changes, step.forgotten
         noted_until: dict[int, int] = {}  # by memory that notes of operators read
-        for place in sorted(step.forgotten, reverse=True):
-            operator = operators[place]
-            until = 0
-            for result in operator.results:
-                memory, gone = memories[result], let_go[result]
-                if gone > memory.freed:
-                    step.changes[memory.freed] -= memory.size
-                    step.changes[gone] += memory.size
-                until = max(until, self.noted[result], noted_until.get(result, 0))
-            for source in (*operator.sources, *operator.kept):
-                noted_until[source] = max(noted_until.get(source, 0), until)
+        for place in sorted(forgotten, reverse=True):
+            for freed, gone, size in self._absences[place]:
+                changes[freed] -= size
+                changes[gone] += size
+            until = self._noted[place]
+            for result in self._results[place]:
+                until = max(until, noted_until.get(result, 0))
+            for source in self._read[place]:
+                if noted_until.get(source, 0) < until:
+                    noted_until[source] = until
         for source, until in noted_until.items():
-            memory = memories[source]
-            maker = memory.operator
-            if maker in step.forgotten and source not in operators[maker].kept:
-                continue
-            if until > let_go[source]:
-                step.changes[let_go[source]] += memory.size
-                step.changes[until] -= memory.size
+            gone = self._let_go[source]
+            if until > gone and self._remade_by[source] not in forgotten:
+                changes[gone] += self._sizes[source]
+                changes[until] -= self._sizes[source]
 
     def _replay(self, step: "_Step", event: int, asked: int) -> None:
         """Run again what leads to an operator, in the order of the forward."""
-        needed, stack = {asked}, [asked]
-        users: dict[int, set[int]] = {}
-        while stack:
-            place = stack.pop()
+        forgotten, valid_until = step.forgotten, step.valid_until
+        needed, users = [asked], dict[int, list[int]]()
+        for place in needed:  # which grows
             for maker, source in self.makers[place]:
-                if maker in step.forgotten and step.valid_until[source] <= event:
-                    users.setdefault(maker, set()).add(place)
-                    if maker not in needed:
-                        needed.add(maker)
-                        stack.append(maker)
+                if maker in forgotten and valid_until[source] <= event:
+                    if maker in users:
+                        users[maker].append(place)
+                    else:
+                        users[maker] = [place]
+                        needed.append(maker)
         if step.watch is not None:
             step.watch(event, users)
         dying: dict[int, list[int]] = {}
@@ -217,15 +262,13 @@ class Simulation:
         held = most = passing = 0
         passed: dict[int, int] = {}
         for place in sorted(needed):
-            operator = self.tape.operators[place]
-            step.seconds += operator.replay_seconds
-            for result in operator.results:
-                if step.valid_until[result] > event:
+            step.seconds += self._seconds[place]
+            for result in self._results[place]:
+                if valid_until[result] > event:
                     continue
-                size = self.tape.memories[result].size
-                until = self.held_until(result, event)
+                size, until = self._sizes[result], self.held_until(result, event)
                 if until > event:
-                    step.valid_until[result] = until
+                    valid_until[result] = until
                     step.changes[event] += size
                     step.changes[until] -= size
                     held += size
@@ -236,7 +279,8 @@ class Simulation:
             for maker in dying.get(place, ()):
                 passing -= passed.pop(maker, 0)
         step.replays += len(needed)
-        step.beyond[event] = max(step.beyond.get(event, 0), most - held)
+        if most > held:
+            step.beyond[event] = max(step.beyond.get(event, 0), most - held)
 
     def held_until(self, result: int, event: int) -> int:
         """Until when those who ask for a result from an event on hold it.
