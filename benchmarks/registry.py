@@ -79,7 +79,7 @@ PROGRAMS: tuple[Program, ...] = (
             Measure("edited by hand again (noise)", ("model",), "time", own=_NONE),
             Measure("peak MiB converted", ("model",), "memory", over="peak MiB edited by hand"),
         ),
-        quick=("--rounds", "15", "--only", "20 small blocks", "20 tiny blocks"),
+        quick=("--rounds", "31", "--only", "20 small blocks", "20 tiny blocks"),
         exact=False,
     ),
     Program(
@@ -94,7 +94,7 @@ PROGRAMS: tuple[Program, ...] = (
                 own="inplace=",
             ),
         ),
-        quick=_words("--rounds 2"),
+        quick=_words("--rounds 5"),
         exact=False,
     ),
     Program(

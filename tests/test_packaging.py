@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import configparser
 import importlib
+import json
+import os
 import pkgutil
 import re
 import subprocess
@@ -116,6 +118,41 @@ def test_the_installed_metadata_is_the_one_promised() -> None:
     assert all("<" in line or line.startswith("typing") for line in runtime)
     extras = set(metadata("safemodules").get_all("Provides-Extra") or [])
     assert {"test", "dev", "zoo", "docs", "bench"} <= extras
+
+
+GITHUB = {"GITHUB_SERVER_URL": "https://example.org", "GITHUB_REPOSITORY": "a/b"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "homepage"),
+    [
+        ({}, None),
+        (GITHUB, "https://example.org/a/b"),
+        ({**GITHUB, "PROJECT_URL": "https://example.com/c/"}, "https://example.com/c"),
+        ({"GITHUB_SERVER_URL": "https://example.org"}, None),
+    ],
+)
+def test_links_lead_to_where_the_build_says_the_project_is(
+    environment: dict[str, str], homepage: str | None
+) -> None:
+    pytest.importorskip("hatchling", reason="hatchling builds the package; the extra dev has it")
+    others = {
+        key: value for key, value in os.environ.items() if key not in (*GITHUB, "PROJECT_URL")
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "metadata"],
+        cwd=ROOT,
+        env=others | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout).get("urls", {})
+    assert found.get("Homepage") == homepage
+    assert set(found) == (
+        {"Homepage", "Documentation", "Issues", "Changelog"} if homepage else set()
+    )
+    assert all(url.startswith(homepage) for url in found.values())
 
 
 def test_the_changelog_names_the_version() -> None:
