@@ -298,6 +298,13 @@ METHODS = {
 }
 
 # functions of torch and torch.nn.functional whose name is not that of a method above
+def _scaled_addmm(draw, t):
+    # no CPU has the kernel: both are to say so in the same words
+    matrix = torch.zeros(16, 16).to(torch.float8_e4m3fn)
+    scale = (torch.ones(()), F.ScalingType.TensorWise)
+    return (matrix, matrix.t(), *scale, *scale), {"beta": draw(numbers)}
+
+
 FUNCTIONS = {
     "alpha_dropout_": _one((0.5, True), (0.5, False), (2.0, True)),
     "celu_": _one((), (0.5,)),
@@ -308,6 +315,7 @@ FUNCTIONS = {
     "hardtanh_": _one((), (-0.5, 0.5)),
     "leaky_relu_": _one((), (0.2,)),
     "rrelu_": _one((), (0.1, 0.3, True), (0.1, 0.3, False)),
+    "scaled_addmm_": _scaled_addmm,
     "selu_": _none,
     "threshold_": _one((0.5, 2.0)),
 }
