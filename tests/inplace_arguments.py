@@ -297,6 +297,7 @@ METHODS = {
     "uniform_": _one((), (-1.0, 1.0), (2.0, 1.0)),
 }
 
+
 # functions of torch and torch.nn.functional whose name is not that of a method above
 def _scaled_addmm(draw, t):
     # no CPU has the kernel: both are to say so in the same words

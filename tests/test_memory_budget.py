@@ -1,6 +1,7 @@
 """A step that forgets results is the step: in every mode, and beside everything else."""
 
 import copy
+import dataclasses
 import itertools
 import os
 import pickle
@@ -15,10 +16,11 @@ from replay_counter import counted_replays
 from torch import nn
 
 import safemodules as sm
-from safemodules.checkpointing.forgetting import CallCounter, Forgetting, forgetful
+from safemodules.checkpointing.forgetting import CallCounter, Forgetting, Rehearsal, forgetful
 from safemodules.memory.budgets import Budget
 from safemodules.memory.choosing import choose
-from safemodules.memory.recording import record_step
+from safemodules.memory.overhead import Overhead, measured_overhead
+from safemodules.memory.recording import overhead_of, record_step
 from safemodules.memory.search import FEW, Search, least_seconds
 from safemodules.memory.simulation import Simulation
 from safemodules.trees import CallArguments
@@ -388,6 +390,65 @@ def test_a_forgotten_result_that_is_overwritten_is_computed_from_its_own_argumen
     with pytest.warns(sm.BudgetWarning):
         out = forgetful(plan, net, x)
     assert equal(expected, torch.autograd.grad(out.sum(), x))
+
+
+# -- what forgetting costs ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_rehearsal_computes_the_same_and_keeps_nothing(model, everything):
+    net, x = model
+    tape = record_step(net, CallArguments((x,), {}))
+    torch.manual_seed(0)
+    expected = copy.deepcopy(net)(x)
+    torch.manual_seed(0)
+    known = [x, *net.state_dict(keep_vars=True).values()]
+    with StorageCounter(known) as counter, Rehearsal(everything=everything) as rehearsal:
+        out = net(x)
+    assert equal(out, expected) and out.requires_grad
+    assert counter.live <= out.untyped_storage().nbytes()
+    assert rehearsal.calls == tape.calls
+    assert (rehearsal.noted > 0) is everything
+
+
+def test_a_tape_tells_how_many_tensors_a_forward_saves(model):
+    net, x = model
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        net(x)
+    assert record_step(net, CallArguments((x,), {})).saves == len(saved)
+
+
+def test_forgetting_costs_calls_saved_tensors_and_operators():
+    net = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Sigmoid())
+    tape = record_step(net, CallArguments((torch.randn(4, 8),), {}))
+    overhead = Overhead(1.0, 10.0, 100.0, 1000.0, 5.0, 50.0)
+    dearer = tape.costing(overhead)
+    assert dearer.forgetting_seconds == tape.calls + 10 * tape.saves
+    more = {
+        after.name: round(after.replay_seconds - before.replay_seconds)
+        for before, after in zip(tape.operators, dearer.operators, strict=True)
+    }
+    assert more["aten.sigmoid.default"] == 100 and more["aten.native_layer_norm.default"] == 1000
+    assert overhead.times(2, 3) == Overhead(2.0, 20.0, 300.0, 3000.0, 10.0, 150.0)
+
+
+def test_overhead_is_measured_in_the_model_where_it_is_much_of_a_step(model):
+    net, x = model
+    call = CallArguments((x,), {})
+    tape = record_step(net, call)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    calls = []
+    with net.register_forward_hook(lambda *_: calls.append(1)):
+        inside = overhead_of(net, call, tape)
+        after = net.state_dict()
+        assert calls and all(torch.equal(value, after[name]) for name, value in before.items())
+        outside = measured_overhead()
+        assert outside.call <= inside.call <= 4 * outside.call
+        assert outside.operator <= inside.operator <= 4 * outside.operator
+        calls.clear()
+        assert overhead_of(net, call, dataclasses.replace(tape, seconds=1e6)) == outside
+        assert not calls
 
 
 # -- choosing -------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from safemodules.errors import BudgetWarning
 from safemodules.mutation.graph_internals import is_traced, is_transformed
 from safemodules.mutation.internals import saved_tensor_hooks_active
 
-__all__ = ["CallCounter", "Forgetting", "OperatorCounter", "forgetful"]
+__all__ = ["CallCounter", "Forgetting", "OperatorCounter", "Rehearsal", "forgetful"]
 
 _DETACH = torch.ops.aten.detach.default
 
@@ -168,9 +168,7 @@ class _Forward(CallCounter):
 
     def __exit__(self, *exception: Any) -> None:
         """End the forward, and warn if it was not the planned one."""
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        self._hooks.__exit__(*exception)
-        self._results.clear()
+        self._leave(*exception)
         if self.calls != self._plan.calls:
             self.stray(f"it makes {self.calls} calls, where {self._plan.calls} were planned")
         if self._strayed is not None and exception[0] is None:
@@ -181,6 +179,11 @@ class _Forward(CallCounter):
                 BudgetWarning,
                 stacklevel=2,
             )
+
+    def _leave(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        self._hooks.__exit__(*exception)
+        self._results.clear()
 
     def stray(self, how: str) -> None:
         """Note that the forward is not the planned one."""
@@ -253,6 +256,48 @@ class _Forward(CallCounter):
             if view is not None:
                 return SavedView(view)
         return Kept(without_graph(tensor))
+
+
+class Rehearsal(_Forward):
+    """Does in a block what a forward that forgets does, and keeps nothing for its backward.
+
+    So what that costs can be measured where there is not the memory for a step.
+
+    Args:
+        everything: note every operator that can be; else none.
+    """
+
+    def __init__(self, *, everything: bool) -> None:
+        super().__init__(Forgetting(0, {}))
+        self._everything = everything
+        self._notes = _AllNotes(self)
+
+    def __exit__(self, *exception: Any) -> None:
+        """End the forward."""
+        self._leave(*exception)
+
+    @property
+    def noted(self) -> int:
+        """How many operators were noted."""
+        return self._order
+
+    def _call(self, place: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._everything:
+            return super()._call(place, func, args, kwargs)
+        with self._notes.of({}):
+            return func(*args, **kwargs)
+
+    def _pack(self, tensor: Tensor) -> Any:
+        super()._pack(tensor)
+
+
+class _AllNotes(_Notes):  # type: ignore[no-untyped-call]
+    """Notes all operators of one call."""
+
+    def _operate(self, place: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        outputs = func(*args, **kwargs)
+        self._forward.note(func, args, kwargs, outputs)
+        return outputs
 
 
 def forgetful(plan: Forgetting, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -24,7 +24,6 @@ from safemodules.checkpointing.replaying import (
     without_graph,
 )
 from safemodules.checkpointing.replays import rule_of
-from safemodules.memory.overhead import Overhead
 from safemodules.memory.tape import Memory, ModuleCall, Operator, Saved, Tape
 from safemodules.mutation.graph_internals import is_fake, uncounted
 
@@ -100,15 +99,15 @@ class _Calls(CallCounter):
 class Recorder(OperatorCounter):  # type: ignore[no-untyped-call]
     """Records operators, memories, and what is saved."""
 
-    def __init__(self, model: nn.Module, known: Mapping[int, Any], overhead: Overhead) -> None:
+    def __init__(self, model: nn.Module, known: Mapping[int, Any]) -> None:
         super().__init__()
-        self._overhead = overhead
         self.clock = 0
         self.memories: list[_Memory] = []
         self.operators: list[_Operator] = []
         self.calls = _Calls(self)
         self.module_calls: list[ModuleCall] = []
         self.seconds = 0.0
+        self.saves = 0
         self.in_forward = True
         self.changed_outside: dict[int, int] = {}
         self._outside = known  # what lives through the step, by the identity of its memory
@@ -173,7 +172,7 @@ class Recorder(OperatorCounter):  # type: ignore[no-untyped-call]
                     tuple(sorted(sources)),
                     tuple(memory for position, memory in made if position not in kept),
                     seconds,
-                    replay_seconds + (self._overhead.norm if kept else self._overhead.operator),
+                    replay_seconds,
                     rule is not None
                     and len(plain) == len(inputs)
                     and bool(made)
@@ -221,6 +220,7 @@ class Recorder(OperatorCounter):  # type: ignore[no-untyped-call]
     # -- saved tensors ------------------------------------------------------------------------
 
     def _pack(self, tensor: Tensor) -> Any:
+        self.saves += self.in_forward
         found = self._index_of(tensor.untyped_storage()) if is_plain_tensor(tensor) else None
         if found is None:
             with self.quietly():
@@ -323,9 +323,9 @@ class Recorder(OperatorCounter):  # type: ignore[no-untyped-call]
             forward,
             self.seconds,
             self.calls.calls,
+            self.saves,
             is_estimated,
             calls,
-            self.calls.calls * self._overhead.call,
         )
 
     def _checked(self, place: int, one: _Operator) -> Operator:

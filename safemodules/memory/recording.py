@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from safemodules.checkpointing.replaying import is_plain_tensor
 from safemodules.errors import ExampleInputError
-from safemodules.memory.overhead import Overhead, measured_overhead
+from safemodules.memory.overhead import Overhead, measured_overhead, overhead_in
 from safemodules.memory.recorder import Recorder
 from safemodules.memory.tape import Tape
 from safemodules.mutation.graph_internals import fake_mode
@@ -19,9 +19,12 @@ from safemodules.state import preserved, seed_everything
 from safemodules.state.model import module_tensors
 from safemodules.trees import CallArguments, clone_tensor, flatten_tensors, map_tensors
 
-__all__ = ["LossFn", "prepared_step", "record_step", "summed"]
+__all__ = ["LossFn", "overhead_of", "prepared_step", "record_step", "summed"]
 
 LossFn = Callable[[Any], Tensor]
+
+# This share of a step is much.
+MUCH = 0.02
 
 
 def summed(output: Any) -> Tensor:
@@ -60,7 +63,6 @@ def record_step(
     Raises:
         ExampleInputError: no output needs a gradient.
     """
-    overhead = Overhead() if fake else measured_overhead()
     with ExitStack() as stack:
         handed = stack.enter_context(_ready(model, call))
         forward: Callable[..., Any] = model
@@ -79,7 +81,7 @@ def record_step(
             stack.enter_context(mode)
         stack.enter_context(_no_gradients(parameters))
         known = _known([*parameters, *lasting, *_leaves(handed)])
-        recorder = Recorder(model, known, overhead)
+        recorder = Recorder(model, known)
         with recorder, recorder.hooks:
             with recorder.following_modules(), recorder.calls:
                 output = forward(*handed.inputs, **handed.kwargs)
@@ -88,6 +90,26 @@ def record_step(
             for parameter in parameters:
                 recorder.mark_gradient(parameter.grad)
             return recorder.tape(is_estimated=fake)
+
+
+def overhead_of(model: nn.Module, call: CallArguments, tape: Tape) -> Overhead:
+    """What forgetting costs in a model besides the operators that are run again.
+
+    It is measured in its forward where it is much of a step, on a CPU: others run behind Python,
+    and wait for it less.
+
+    Args:
+        model: the model, in the mode that it is trained in.
+        call: what it is called with.
+        tape: a recorded step.
+    """
+    overhead = measured_overhead()
+    tensors = (*module_tensors(model).values(), *_leaves(call))
+    is_on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
+    if not is_on_cpu or tape.costing(overhead).forgetting_seconds < MUCH * tape.seconds:
+        return overhead
+    with _ready(model, call) as handed:
+        return overhead_in(lambda: model(*handed.inputs, **handed.kwargs), tape.saves)
 
 
 @contextmanager

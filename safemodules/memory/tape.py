@@ -11,9 +11,10 @@ kept and whichever are forgotten and computed again.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from safemodules.checkpointing.forgetting import Forgetting
+from safemodules.memory.overhead import Overhead
 
 __all__ = ["Memory", "Operator", "Saved", "Tape"]
 
@@ -101,9 +102,11 @@ class Tape:
         forward_events: number of events of the forward.
         seconds: what all operators took, forward and backward.
         calls: number of calls of torch functions in the forward.
+        saves: number of tensors that it saves for backward, those that the step has not made
+            included.
         is_estimated: whether seconds were estimated from sizes, rather than measured.
         modules: the modules that were called, with the spans of operators of each call.
-        forgetting_seconds: what the forward takes longer if it forgets anything at all.
+        forgetting_seconds: what the step takes longer if it forgets anything at all.
     """
 
     operators: tuple[Operator, ...]
@@ -112,9 +115,27 @@ class Tape:
     forward_events: int
     seconds: float
     calls: int = 0
+    saves: int = 0
     is_estimated: bool = False
     modules: "tuple[ModuleCall, ...]" = field(default=())
     forgetting_seconds: float = 0.0
+
+    def costing(self, overhead: Overhead) -> "Tape":
+        """The same, where forgetting costs more than computing again.
+
+        Args:
+            overhead: what it costs besides.
+        """
+
+        def dearer(operator: Operator) -> Operator:
+            more = overhead.norm if operator.kept else overhead.operator
+            return replace(operator, replay_seconds=operator.replay_seconds + more)
+
+        return replace(
+            self,
+            operators=tuple(map(dearer, self.operators)),
+            forgetting_seconds=self.calls * overhead.call + self.saves * overhead.save,
+        )
 
     def forgetting(self, places: Iterable[int]) -> Forgetting:
         """How a forward is told to forget the results of some operators.
