@@ -20,7 +20,7 @@ from safemodules.checkpointing.forgetting import CallCounter, Forgetting, Rehear
 from safemodules.memory.budgets import Budget
 from safemodules.memory.choosing import choose
 from safemodules.memory.overhead import Overhead, measured_overhead
-from safemodules.memory.recording import overhead_of, record_step
+from safemodules.memory.recording import costing, record_step
 from safemodules.memory.search import FEW, Search, least_seconds
 from safemodules.memory.simulation import Simulation
 from safemodules.trees import CallArguments
@@ -440,14 +440,18 @@ def test_overhead_is_measured_in_the_model_where_it_is_much_of_a_step(model):
     before = {name: value.clone() for name, value in net.state_dict().items()}
     calls = []
     with net.register_forward_hook(lambda *_: calls.append(1)):
-        inside = overhead_of(net, call, tape)
+        inside = costing(net, call, tape)
         after = net.state_dict()
         assert calls and all(torch.equal(value, after[name]) for name, value in before.items())
-        outside = measured_overhead()
-        assert outside.call <= inside.call <= 4 * outside.call
-        assert outside.operator <= inside.operator <= 4 * outside.operator
+        outside = tape.costing(measured_overhead())
+        least, most = outside.forgetting_seconds, 4 * outside.forgetting_seconds
+        assert least <= inside.forgetting_seconds <= most * (1 + 1e-9)
+        pairs = zip(outside.operators, inside.operators, strict=True)
+        assert all(one.replay_seconds <= other.replay_seconds for one, other in pairs)
+        assert 0 < inside.seconds != tape.seconds
         calls.clear()
-        assert overhead_of(net, call, dataclasses.replace(tape, seconds=1e6)) == outside
+        long = dataclasses.replace(tape, seconds=1e6)
+        assert costing(net, call, long) == long.costing(measured_overhead())
         assert not calls
 
 

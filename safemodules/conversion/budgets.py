@@ -10,7 +10,7 @@ from safemodules.conversion.regions import RegionSite
 from safemodules.conversion.trial import Outcome, Trial
 from safemodules.errors import BudgetWarning, ConversionError, OptionError
 from safemodules.memory.plans import CheckpointPlan, plan_step
-from safemodules.memory.recording import LossFn, overhead_of, record_step
+from safemodules.memory.recording import LossFn, costing, record_step
 from safemodules.memory.tape import Tape
 from safemodules.state import preserved
 from safemodules.verification.observation import set_mode
@@ -95,4 +95,4 @@ def _recorded(
     with trial.with_regions(outcome, regions, chosen), preserved(model):
         set_mode(model, trial.modes[0])
         tape = record_step(model, trial.call, loss_fn)
-        return tape.costing(overhead_of(model, trial.call, tape))
+        return costing(model, trial.call, tape)

@@ -68,12 +68,15 @@ class Overhead:
         )
 
 
-def overhead_in(forward: Callable[[], object], saves: int) -> Overhead:
+def overhead_in(forward: Callable[[], object], saves: int) -> tuple[Overhead, float]:
     """The overhead in a forward, which is run some times and keeps nothing for a backward.
 
     Args:
         forward: calls the model.
         saves: how many tensors it saves.
+
+    Returns:
+        It, and the seconds that the forward takes without.
     """
     ways: list[Callable[[], AbstractContextManager[Any]]] = [
         functools.partial(_hooks, lambda _: None, lambda _: torch.empty(0)),
@@ -92,10 +95,11 @@ def overhead_in(forward: Callable[[], object], saves: int) -> Overhead:
                 calls, noted = rehearsal.calls, rehearsal.noted
     plain, empty, whole = map(statistics.median, seconds)
     outside = measured_overhead()
-    return outside.times(
+    inside = outside.times(
         _ratio(empty - plain, calls * outside.call + saves * outside.forward_save),
         _ratio(whole - empty, noted * outside.forward_operator),
     )
+    return inside, plain
 
 
 def _ratio(inside: float, outside: float) -> float:

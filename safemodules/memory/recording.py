@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.func import functional_call
 
 from safemodules.checkpointing.replaying import is_plain_tensor
 from safemodules.errors import ExampleInputError
-from safemodules.memory.overhead import Overhead, measured_overhead, overhead_in
+from safemodules.memory.overhead import measured_overhead, overhead_in
 from safemodules.memory.recorder import Recorder
 from safemodules.memory.tape import Tape
 from safemodules.mutation.graph_internals import fake_mode
@@ -19,7 +20,7 @@ from safemodules.state import preserved, seed_everything
 from safemodules.state.model import module_tensors
 from safemodules.trees import CallArguments, clone_tensor, flatten_tensors, map_tensors
 
-__all__ = ["LossFn", "overhead_of", "prepared_step", "record_step", "summed"]
+__all__ = ["LossFn", "costing", "prepared_step", "record_step", "summed"]
 
 LossFn = Callable[[Any], Tensor]
 
@@ -92,24 +93,27 @@ def record_step(
             return recorder.tape(is_estimated=fake)
 
 
-def overhead_of(model: nn.Module, call: CallArguments, tape: Tape) -> Overhead:
-    """What forgetting costs in a model besides the operators that are run again.
+def costing(model: nn.Module, call: CallArguments, tape: Tape) -> Tape:
+    """A recorded step with what forgetting costs besides the operators that are run again.
 
-    It is measured in its forward where it is much of a step, on a CPU: others run behind Python,
-    and wait for it less.
+    Where that is much of a step, it is measured in the model's forward, and what recording adds
+    to the time of operators is taken from the step's. Not on accelerators, which run behind
+    Python, and wait for it less.
 
     Args:
         model: the model, in the mode that it is trained in.
         call: what it is called with.
-        tape: a recorded step.
+        tape: the recorded step.
     """
-    overhead = measured_overhead()
+    outside = tape.costing(measured_overhead())
     tensors = (*module_tensors(model).values(), *_leaves(call))
     is_on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
-    if not is_on_cpu or tape.costing(overhead).forgetting_seconds < MUCH * tape.seconds:
-        return overhead
+    if not is_on_cpu or outside.forgetting_seconds < MUCH * tape.seconds:
+        return outside
     with _ready(model, call) as handed:
-        return overhead_in(lambda: model(*handed.inputs, **handed.kwargs), tape.saves)
+        inside, plain = overhead_in(lambda: model(*handed.inputs, **handed.kwargs), tape.saves)
+    recorded = sum(operator.seconds for operator in tape.operators)
+    return replace(tape.costing(inside), seconds=tape.seconds * plain / recorded)
 
 
 @contextmanager
