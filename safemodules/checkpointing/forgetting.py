@@ -259,9 +259,7 @@ class _Forward(CallCounter):
 
 
 class Rehearsal(_Forward):
-    """Does in a block what a forward that forgets does, and keeps nothing for its backward.
-
-    So what that costs can be measured where there is not the memory for a step.
+    """Does in a block what a forward that forgets does, without a plan: to measure what it costs.
 
     Args:
         everything: note every operator that can be; else none.
@@ -286,9 +284,6 @@ class Rehearsal(_Forward):
             return super()._call(place, func, args, kwargs)
         with self._notes.of({}):
             return func(*args, **kwargs)
-
-    def _pack(self, tensor: Tensor) -> Any:
-        super()._pack(tensor)
 
 
 class _AllNotes(_Notes):  # type: ignore[no-untyped-call]

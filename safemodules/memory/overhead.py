@@ -9,7 +9,7 @@ remembers, of code for instance, differs between models.
 import functools
 import statistics
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
@@ -27,8 +27,6 @@ _REPEATS: Final = 5
 _CACHE: Final = 1 << 22  # numbers: more than caches hold, as a batch of activations is
 _ROUNDS: Final = 3  # of a model's forward
 _MOST: Final = 4.0  # times what is measured outside of a model; more is an accident
-
-_hooks: Final = torch.autograd.graph.saved_tensors_hooks
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Overhead:
 
 
 def overhead_in(forward: Callable[[], object], saves: int) -> tuple[Overhead, float]:
-    """The overhead in a forward, which is run some times and keeps nothing for a backward.
+    """The overhead in a forward, which is run some times.
 
     Args:
         forward: calls the model.
@@ -79,7 +77,7 @@ def overhead_in(forward: Callable[[], object], saves: int) -> tuple[Overhead, fl
         It, and the seconds that the forward takes without.
     """
     ways: list[Callable[[], AbstractContextManager[Any]]] = [
-        functools.partial(_hooks, lambda _: None, lambda _: torch.empty(0)),
+        nullcontext,
         functools.partial(Rehearsal, everything=False),
         functools.partial(Rehearsal, everything=True),
     ]
@@ -163,7 +161,7 @@ def _measured(apply: Callable[[Tensor], Tensor], operator: Any) -> tuple[_Costs,
 
     def saving(x: Tensor) -> Tensor:
         saved.clear()
-        with _hooks(pack, Replay().unpack):
+        with torch.autograd.graph.saved_tensors_hooks(pack, Replay().unpack):
             return forward(x)
 
     calls = 3 * _COUNT
