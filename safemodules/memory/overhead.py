@@ -129,8 +129,8 @@ class _Costs:
     operator: float
 
     @classmethod
-    def of(cls, seconds: list[float], saves: int) -> "_Costs":
-        plain, saving, empty, whole = seconds
+    def of(cls, seconds: list[list[float]], saves: int) -> "_Costs":
+        plain, saving, empty, whole = map(statistics.median, seconds)
         return cls(
             max(0.0, empty - saving) / (3 * _COUNT),
             max(0.0, saving - plain) / saves,
@@ -172,13 +172,14 @@ def _measured(apply: Callable[[Tensor], Tensor], operator: Any) -> tuple[_Costs,
         functools.partial(forgetful, Forgetting(calls, {}), forward),
         functools.partial(forgetful, noted, forward),
     ]
-    whole, part = ([float("inf")] * len(ways) for _ in range(2))
+    whole: list[list[float]] = [[] for _ in ways]
+    part: list[list[float]] = [[] for _ in ways]
     for _ in range(_REPEATS):
         for number, way in enumerate(ways):
             began = perf_counter()
             result = way(start)
             between = perf_counter()
             torch.autograd.grad(result.sum(), start)
-            whole[number] = min(whole[number], perf_counter() - began)
-            part[number] = min(part[number], between - began)
+            whole[number].append(perf_counter() - began)
+            part[number].append(between - began)
     return _Costs.of(whole, len(saved)), _Costs.of(part, len(saved))
