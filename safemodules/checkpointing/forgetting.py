@@ -282,7 +282,7 @@ class Rehearsal(_Forward):
     def _call(self, place: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._everything:
             return super()._call(place, func, args, kwargs)
-        with self._notes.of({}):
+        with self._notes:
             return func(*args, **kwargs)
 
 

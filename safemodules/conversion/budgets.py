@@ -1,7 +1,8 @@
 """Make the step of a converted model fit a memory budget."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -11,7 +12,6 @@ from safemodules.conversion.trial import Outcome, Trial
 from safemodules.errors import BudgetWarning, ConversionError, OptionError
 from safemodules.memory.plans import CheckpointPlan, plan_step
 from safemodules.memory.recording import LossFn, costing, record_step
-from safemodules.memory.tape import Tape
 from safemodules.state import preserved
 from safemodules.verification.observation import set_mode
 
@@ -66,8 +66,11 @@ def meet_budget(
         own = [region for region in regions if region.is_rerouted]
         whole = None
         if len(own) < len(regions) or chosen:
-            whole = _recorded(trial, outcome, own, (), loss_fn)
-        plan = plan_step(_recorded(trial, outcome, regions, chosen, loss_fn), budget, whole=whole)
+            with _training(trial, outcome, own, ()) as model:
+                whole = record_step(model, trial.call, loss_fn)
+        with _training(trial, outcome, regions, chosen) as model:
+            tape = costing(model, trial.call, record_step(model, trial.call, loss_fn))
+        plan = plan_step(tape, budget, whole=whole)
     plain = trial.observe_plain(outcome)
     with warnings.catch_warnings():  # the other mode's forward may be another
         warnings.simplefilter("ignore", BudgetWarning)
@@ -83,16 +86,12 @@ def meet_budget(
     return plan, Outcome(outcome.decisions, outcome.copies, equivalence)
 
 
-def _recorded(
-    trial: Trial,
-    outcome: Outcome,
-    regions: Sequence[RegionSite],
-    chosen: Sequence[nn.Module],
-    loss_fn: LossFn | None,
-) -> Tape:
-    """A step of the converted model."""
+@contextmanager
+def _training(
+    trial: Trial, outcome: Outcome, regions: Sequence[RegionSite], chosen: Sequence[nn.Module]
+) -> Iterator[nn.Module]:
+    """The converted model, in the mode that it is trained in; afterwards it is as it was."""
     model = trial.survey.model
     with trial.with_regions(outcome, regions, chosen), preserved(model):
         set_mode(model, trial.modes[0])
-        tape = record_step(model, trial.call, loss_fn)
-        return costing(model, trial.call, tape)
+        yield model
