@@ -11,6 +11,24 @@ class Ctl(nn.Module):
         self.modd = 'a'
 """
 
+SWITCHED = """
+self.sw = Sw()
+self.sw.ctl = self.ctl
+"""
+
+# Methods that set an attribute and tell it.
+PUT = """
+def put(self, v):
+    self.none = v
+
+def get(self):
+    return self.none
+
+def m0(self, x, *a):
+    h = torch.relu(x)
+    return h
+"""
+
 
 def controlled(body, definitions="", init="", methods=""):
     """A forward beside a module ``self.ctl``, whose ``mode`` it looks at."""
@@ -53,10 +71,7 @@ class Tg:
     def __init__(self, s):
         s.ctl.mode = 'b'
 """,
-        init="""
-self.sw = Sw()
-self.sw.ctl = self.ctl
-""",
+        init=SWITCHED,
     ),
     "dunder dict alias": controlled(
         body="""
@@ -120,10 +135,7 @@ class Sw:
     def __iter__(self):
         return It(self.ctl)
 """,
-        init="""
-self.sw = Sw()
-self.sw.ctl = self.ctl
-""",
+        init=SWITCHED,
     ),
     "load": controlled(
         body="""
@@ -214,10 +226,7 @@ class Sw:
         Tog(self)
         return True
 """,
-        init="""
-self.sw = Sw()
-self.sw.ctl = self.ctl
-""",
+        init=SWITCHED,
     ),
     "toggle classmethod": controlled(
         body="""
@@ -239,10 +248,7 @@ class Sw:
         self.p(self.ctl)
         return True
 """,
-        init="""
-self.sw = Sw()
-self.sw.ctl = self.ctl
-""",
+        init=SWITCHED,
     ),
     "toggle dict fn": controlled(
         body="""
@@ -265,10 +271,7 @@ class Sw:
         FN['t'](self)
         return True
 """,
-        init="""
-self.sw = Sw()
-self.sw.ctl = self.ctl
-""",
+        init=SWITCHED,
     ),
     "toggle method of ctl": Program(
         body="""
@@ -317,10 +320,7 @@ class Sw:
         self.p(self.ctl)
         return True
 """,
-        init="""
-self.sw = Sw()
-self.sw.ctl = self.ctl
-""",
+        init=SWITCHED,
     ),
     "toggle partial": controlled(
         body="""
@@ -343,10 +343,7 @@ class Sw:
         TP(self)
         return True
 """,
-        init="""
-self.sw = Sw()
-self.sw.ctl = self.ctl
-""",
+        init=SWITCHED,
     ),
     "toggle property": controlled(
         body="""
@@ -368,10 +365,7 @@ class Sw:
     def __bool__(self):
         return self.p
 """,
-        init="""
-self.sw = Sw()
-self.sw.ctl = self.ctl
-""",
+        init=SWITCHED,
     ),
     "toggle staticmethod": controlled(
         body="""
@@ -395,10 +389,7 @@ class Sw:
         Tog.t(self)
         return True
 """,
-        init="""
-self.sw = Sw()
-self.sw.ctl = self.ctl
-""",
+        init=SWITCHED,
     ),
     "child opaque": Program(
         body="""
@@ -424,17 +415,7 @@ self.d = {}
 self.tg = Tg()
 self.tg.o = [self]
 """,
-        methods="""
-def put(self, v):
-    self.none = v
-
-def get(self):
-    return self.none
-
-def m0(self, x, *a):
-    h = torch.relu(x)
-    return h
-""",
+        methods=PUT,
     ),
     "genexp late": Program(
         body="""
@@ -448,17 +429,7 @@ return y
 """,
         definitions="import types, threading",
         init="self.d = {}",
-        methods="""
-def put(self, v):
-    self.none = v
-
-def get(self):
-    return self.none
-
-def m0(self, x, *a):
-    h = torch.relu(x)
-    return h
-""",
+        methods=PUT,
     ),
     "suppress": Program(
         body="""
@@ -474,17 +445,7 @@ return y
 """,
         definitions="import types, threading",
         init="self.d = {}",
-        methods="""
-def put(self, v):
-    self.none = v
-
-def get(self):
-    return self.none
-
-def m0(self, x, *a):
-    h = torch.relu(x)
-    return h
-""",
+        methods=PUT,
     ),
     "try implicit callee": Program(
         body="""
@@ -533,16 +494,6 @@ return y
 """,
         definitions="import types, threading",
         init="self.d = {}",
-        methods="""
-def put(self, v):
-    self.none = v
-
-def get(self):
-    return self.none
-
-def m0(self, x, *a):
-    h = torch.relu(x)
-    return h
-""",
+        methods=PUT,
     ),
 }
