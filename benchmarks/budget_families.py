@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.budget_families", description=__doc__
     )
     parser.add_argument("--only", choices=sorted(FAMILIES), action="append")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, default=RESULTS / "budget_families.md")
     options = parser.parse_args(arguments)
     command = command_line("budget_families", arguments)

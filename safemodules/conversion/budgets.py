@@ -69,7 +69,8 @@ def meet_budget(
             with _training(trial, outcome, own, ()) as model:
                 whole = record_step(model, trial.call, loss_fn)
         with _training(trial, outcome, regions, chosen) as model:
-            tape = costing(model, trial.call, record_step(model, trial.call, loss_fn))
+            tape = record_step(model, trial.call, loss_fn)
+            tape = costing(model, trial.call, tape, loss_fn)
         plan = plan_step(tape, budget, whole=whole)
     plain = trial.observe_plain(outcome)
     with warnings.catch_warnings():  # the other mode's forward may be another

@@ -26,12 +26,12 @@ def allocator_peak(model: nn.Module, call: CallArguments, loss_fn: LossFn | None
             torch.cuda.synchronize(device)
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
-            step()
+            step.backward(step.forward())
             return torch.cuda.max_memory_allocated(device) - before
         with torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
         ) as profiler:
-            step()
+            step.backward(step.forward())
     level = peak = 0
     for change in memory_changes(profiler):
         level += change

@@ -73,6 +73,7 @@ def choose(simulation: Simulation, budget: int) -> Chosen:
     if is_solvable():
         start, proven = _programmed(simulation, budget)
         bound = max(bound, proven)
+    bound *= 1 - EXACT
     if math.isinf(bound):
         return Chosen(None, bound, _lowest(simulation))
     starts = [None, start]

@@ -2,7 +2,7 @@
 
 It is measured once in a process, on operators that compute next to nothing, between others that
 leave nothing in the caches: as in a model, where it costs half as much again as in a tight loop.
-Where it is much of a step, it is measured in the model's own forward too: what else a processor
+Where it is much of a step, it is measured in the model's own step too: what else a processor
 remembers, of code for instance, differs between models.
 """
 
@@ -10,7 +10,7 @@ import functools
 import statistics
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Final
 
@@ -20,13 +20,15 @@ from torch import Tensor
 from safemodules.checkpointing.forgetting import Forgetting, Rehearsal, forgetful
 from safemodules.checkpointing.replaying import Kept, Replay, without_graph
 
-__all__ = ["Overhead", "measured_overhead", "overhead_in"]
+__all__ = ["Overhead", "Step", "measured_overhead", "overhead_in"]
 
-_COUNT: Final = 32
+_COUNT: Final = 16
 _REPEATS: Final = 5
 _CACHE: Final = 1 << 22  # numbers: more than caches hold, as a batch of activations is
-_ROUNDS: Final = 3  # of a model's forward
-_MOST: Final = 4.0  # times what is measured outside of a model; more is an accident
+_ROUNDS: Final = 15  # of a model's step, or
+_ENOUGH: Final = 5  # if they take
+_SECONDS: Final = 3.0
+_MOST: Final = 2.0  # times what is measured outside of a model, or its part; more is an accident
 
 
 @dataclass(frozen=True)
@@ -38,16 +40,23 @@ class Overhead:
         save: for each tensor that it saves, and backward asks for.
         operator: for each operator that is noted and run again.
         norm: the same for one with many arguments, whose statistics are kept.
-        forward_save: of ``save``, what the forward takes.
-        forward_operator: the same of ``operator``.
+        forward_operator: of ``operator``, what the forward takes.
     """
 
     call: float
     save: float
     operator: float
     norm: float
-    forward_save: float
     forward_operator: float
+
+    def forgetting(self, calls: int, saves: int) -> float:
+        """Seconds that a step takes longer if it forgets anything at all.
+
+        Args:
+            calls: of torch functions, in its forward.
+            saves: how many tensors that saves.
+        """
+        return calls * self.call + saves * self.save
 
     def times(self, calls: float, operators: float) -> "Overhead":
         """The same in a model where it takes longer, in its backward as in its forward.
@@ -61,47 +70,80 @@ class Overhead:
             calls * self.save,
             operators * self.operator,
             operators * self.norm,
-            calls * self.forward_save,
             operators * self.forward_operator,
         )
 
 
-def overhead_in(forward: Callable[[], object], saves: int) -> tuple[Overhead, float]:
-    """The overhead in a forward, which is run some times.
+@dataclass(frozen=True)
+class Step:
+    """One step of training.
+
+    Attributes:
+        forward: calls the model.
+        backward: is given what that has returned.
+    """
+
+    forward: Callable[[], Any]
+    backward: Callable[[Any], None]
+
+    def timed(self, around: AbstractContextManager[Any]) -> tuple[float, float]:
+        """Make it; returns the seconds of the forward, and of both.
+
+        Args:
+            around: what the forward is called in.
+        """
+        began = perf_counter()
+        with around:
+            output = self.forward()
+        between = perf_counter()
+        self.backward(output)
+        return between - began, perf_counter() - began
+
+
+def overhead_in(
+    prepared: Callable[[], AbstractContextManager[Step]], saves: int
+) -> tuple[Overhead, float]:
+    """The overhead in a step, which is made some times.
 
     Args:
-        forward: calls the model.
-        saves: how many tensors it saves.
+        prepared: makes ready for a step.
+        saves: how many tensors its forward saves.
 
     Returns:
-        It, and the seconds that the forward takes without.
+        It, and the seconds that the step takes without.
     """
-    ways: list[Callable[[], AbstractContextManager[Any]]] = [
-        nullcontext,
-        functools.partial(Rehearsal, everything=False),
-        functools.partial(Rehearsal, everything=True),
-    ]
-    seconds: list[list[float]] = [[] for _ in ways]
+    plain: list[float] = []
+    forgetting: list[float] = []
+    noting: list[float] = []
     calls = noted = 0
-    for _ in range(_ROUNDS):
-        for way, taken in zip(ways, seconds, strict=True):
-            with way() as rehearsal:
-                began = perf_counter()
-                forward()
-                taken.append(perf_counter() - began)
-            if isinstance(rehearsal, Rehearsal):
-                calls, noted = rehearsal.calls, rehearsal.noted
-    plain, empty, whole = map(statistics.median, seconds)
+    started = perf_counter()
+    for done in range(1, _ROUNDS + 1):
+        with prepared() as step:
+            _, seconds = step.timed(nullcontext())
+        empty, everything = Rehearsal(everything=False), Rehearsal(everything=True)
+        with prepared() as step:
+            empty_forward, empty_step = step.timed(empty)
+        # Not its backward, where what is run again takes longer than what it costs besides.
+        with prepared() as step:
+            whole_forward, _ = replace(step, backward=lambda _: None).timed(everything)
+        plain.append(seconds)
+        forgetting.append(empty_step - seconds)
+        noting.append(whole_forward - empty_forward)
+        calls, noted = empty.calls, everything.noted
+        if done >= _ENOUGH and perf_counter() - started > _SECONDS:
+            break
     outside = measured_overhead()
     inside = outside.times(
-        _ratio(empty - plain, calls * outside.call + saves * outside.forward_save),
-        _ratio(whole - empty, noted * outside.forward_operator),
+        _ratio(forgetting, outside.forgetting(calls, saves)),
+        _ratio(noting, noted * outside.forward_operator),
     )
-    return inside, plain
+    return inside, statistics.median(plain)
 
 
-def _ratio(inside: float, outside: float) -> float:
-    return min(_MOST, max(1.0, inside / outside)) if outside > 0 else 1.0
+def _ratio(inside: list[float], outside: float) -> float:
+    if outside <= 0:
+        return 1.0
+    return min(_MOST, max(1 / _MOST, statistics.median(inside) / outside))
 
 
 @functools.cache
@@ -110,76 +152,98 @@ def measured_overhead() -> Overhead:
     aten = torch.ops.aten
     with torch.inference_mode(False), torch.enable_grad():
         weight = torch.ones(8)
-        whole, part = _measured(torch.sigmoid, aten.sigmoid.default)
-        # Operators of a model save more than one tensor, as this one does.
-        norm, norm_part = _measured(
+        small = _Costs.of(torch.sigmoid, aten.sigmoid.default)
+        norm = _Costs.of(
             lambda x: torch.layer_norm(x, (8,), weight, weight), aten.native_layer_norm.default
         )
-    return Overhead(
-        part.call, norm.save, whole.operator, norm.operator, norm_part.save, part.operator
-    )
+    # Operators of a model save more than one tensor, as the norm does.
+    return Overhead(small.call, norm.save, small.operator, norm.operator, small.forward_operator)
+
+
+class _Chain:
+    """Calls of an operator, each followed by one that saves its result, and what they take."""
+
+    def __init__(self, apply: Callable[[Tensor], Tensor]) -> None:
+        self._apply = apply
+        self._scale = torch.ones(8, requires_grad=True)
+        self._start = torch.zeros(1, 8, requires_grad=True)
+        self._cache = torch.zeros(_CACHE)
+        self._ended: float | None = None
+        self.forward: list[float] = []
+        self.backward: list[float] = []
+
+    def run(self, way: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]) -> None:
+        """Add a step to what is known.
+
+        Args:
+            way: calls the forward.
+        """
+        result = way(self._forward, self._start)
+        self._ended = None
+        torch.autograd.grad(result.sum(), (self._start, self._scale))
+
+    def _forward(self, x: Tensor) -> Tensor:
+        for _ in range(_COUNT):
+            self._cache.add_(1)
+            began = perf_counter()
+            x = self._apply(x).mul(self._scale)
+            self.forward.append(perf_counter() - began)
+            x.register_hook(self._between)  # type: ignore[no-untyped-call]
+        return x
+
+    def _between(self, _: Tensor) -> None:
+        if self._ended is not None:
+            self.backward.append(perf_counter() - self._ended)
+        self._cache.add_(1)
+        self._ended = perf_counter()
 
 
 @dataclass(frozen=True)
 class _Costs:
-    """Seconds for each call, each saved tensor, and each operator besides."""
+    """Seconds of one operator and the call that saves its result."""
 
     call: float
     save: float
     operator: float
+    forward_operator: float
 
     @classmethod
-    def of(cls, seconds: list[list[float]], saves: int) -> "_Costs":
-        plain, saving, empty, whole = map(statistics.median, seconds)
+    def of(cls, apply: Callable[[Tensor], Tensor], operator: Any) -> "_Costs":
+        """Measure them.
+
+        Args:
+            apply: calls the operator.
+            operator: it.
+        """
+        saved: list[Kept] = []
+
+        def pack(tensor: Tensor) -> Kept:
+            saved.append(Kept(without_graph(tensor)))
+            return saved[-1]
+
+        def saving(forward: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+            with torch.autograd.graph.saved_tensors_hooks(pack, Replay().unpack):
+                return forward(start)
+
+        calls = 4 * _COUNT
+        noted = {place: {0: str(operator)} for place in range(1, calls, 4)}
+        ways: list[Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = [
+            lambda forward, start: forward(start),
+            saving,
+            functools.partial(forgetful, Forgetting(calls, {})),
+            functools.partial(forgetful, Forgetting(calls, noted)),
+        ]
+        chains = [_Chain(apply) for _ in ways]
+        for _ in range(_REPEATS):
+            for chain, way in zip(chains, ways, strict=True):
+                chain.run(way)
+        saves = len(saved) / (_REPEATS * _COUNT)
+        forward = [statistics.median(chain.forward) for chain in chains]
+        backward = [statistics.median(chain.backward) for chain in chains]
+        plain, hooked, empty, whole = map(sum, zip(forward, backward, strict=True))
         return cls(
-            max(0.0, empty - saving) / (3 * _COUNT),
-            max(0.0, saving - plain) / saves,
-            max(0.0, whole - empty) / _COUNT,
+            max(0.0, empty - hooked) / 2,
+            max(0.0, hooked - plain) / saves,
+            max(0.0, whole - empty),
+            max(0.0, forward[3] - forward[2]),
         )
-
-
-def _measured(apply: Callable[[Tensor], Tensor], operator: Any) -> tuple[_Costs, _Costs]:
-    """The costs in forward and backward, and the forward's part."""
-    cache = torch.zeros(_CACHE)
-    start = torch.zeros(1, 8, requires_grad=True)
-
-    def clear(_: Tensor) -> None:
-        cache.add_(1)
-
-    def forward(x: Tensor) -> Tensor:
-        for _ in range(_COUNT):
-            cache.add_(1)
-            x = apply(x)
-            x.register_hook(clear)  # type: ignore[no-untyped-call]
-        return x
-
-    saved: list[Kept] = []
-
-    def pack(tensor: Tensor) -> Kept:
-        saved.append(Kept(without_graph(tensor)))
-        return saved[-1]
-
-    def saving(x: Tensor) -> Tensor:
-        saved.clear()
-        with torch.autograd.graph.saved_tensors_hooks(pack, Replay().unpack):
-            return forward(x)
-
-    calls = 3 * _COUNT
-    noted = Forgetting(calls, {place: {0: str(operator)} for place in range(1, calls, 3)})
-    ways: list[Callable[[Tensor], Tensor]] = [
-        forward,
-        saving,
-        functools.partial(forgetful, Forgetting(calls, {}), forward),
-        functools.partial(forgetful, noted, forward),
-    ]
-    whole: list[list[float]] = [[] for _ in ways]
-    part: list[list[float]] = [[] for _ in ways]
-    for _ in range(_REPEATS):
-        for number, way in enumerate(ways):
-            began = perf_counter()
-            result = way(start)
-            between = perf_counter()
-            torch.autograd.grad(result.sum(), start)
-            whole[number].append(perf_counter() - began)
-            part[number].append(between - began)
-    return _Costs.of(whole, len(saved)), _Costs.of(part, len(saved))

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from safemodules.checkpointing.replaying import is_plain_tensor
 from safemodules.errors import ExampleInputError
-from safemodules.memory.overhead import measured_overhead, overhead_in
+from safemodules.memory.overhead import Step, measured_overhead, overhead_in
 from safemodules.memory.recorder import Recorder
 from safemodules.memory.tape import Tape
 from safemodules.mutation.graph_internals import fake_mode
@@ -25,7 +25,7 @@ __all__ = ["LossFn", "costing", "prepared_step", "record_step", "summed"]
 LossFn = Callable[[Any], Tensor]
 
 # This share of a step is much.
-MUCH = 0.02
+MUCH = 0.08
 
 
 def summed(output: Any) -> Tensor:
@@ -65,7 +65,8 @@ def record_step(
         ExampleInputError: no output needs a gradient.
     """
     with ExitStack() as stack:
-        handed = stack.enter_context(_ready(model, call))
+        stack.enter_context(_ready(model))
+        handed = _copies(call)
         forward: Callable[..., Any] = model
         parameters: list[Tensor] = list(model.parameters())
         lasting = list(module_tensors(model).values())
@@ -93,33 +94,32 @@ def record_step(
             return recorder.tape(is_estimated=fake)
 
 
-def costing(model: nn.Module, call: CallArguments, tape: Tape) -> Tape:
+def costing(
+    model: nn.Module, call: CallArguments, tape: Tape, loss_fn: LossFn | None = None
+) -> Tape:
     """A recorded step with what forgetting costs besides the operators that are run again.
 
-    Where that is much of a step, it is measured in the model's forward, and what recording adds
-    to the time of operators is taken from the step's. Not on accelerators, which run behind
-    Python, and wait for it less.
+    Where that is much of a step, it is measured in the model's own step, which tells too what the
+    step takes when it is not recorded. Not on accelerators, which run behind Python, and wait for
+    it less.
 
     Args:
         model: the model, in the mode that it is trained in.
         call: what it is called with.
         tape: the recorded step.
+        loss_fn: computes a scalar loss of its output; by default the sum of its outputs.
     """
     outside = tape.costing(measured_overhead())
     tensors = (*module_tensors(model).values(), *_leaves(call))
     is_on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
     if not is_on_cpu or outside.forgetting_seconds < MUCH * tape.seconds:
         return outside
-    with _ready(model, call) as handed:
-        inside, plain = overhead_in(lambda: model(*handed.inputs, **handed.kwargs), tape.saves)
-    recorded = sum(operator.seconds for operator in tape.operators)
-    return replace(tape.costing(inside), seconds=tape.seconds * plain / recorded)
+    inside, seconds = overhead_in(lambda: prepared_step(model, call, loss_fn), tape.saves)
+    return replace(tape.costing(inside), seconds=seconds)
 
 
 @contextmanager
-def prepared_step(
-    model: nn.Module, call: CallArguments, loss_fn: LossFn | None
-) -> Iterator[Callable[[], None]]:
+def prepared_step(model: nn.Module, call: CallArguments, loss_fn: LossFn | None) -> Iterator[Step]:
     """A step that can be made once in this block; afterwards the model is as it was.
 
     Args:
@@ -127,8 +127,12 @@ def prepared_step(
         call: what it is called with.
         loss_fn: see :func:`record_step`.
     """
-    with _ready(model, call) as handed, _no_gradients(list(model.parameters())):
-        yield lambda: _backward(model(*handed.inputs, **handed.kwargs), loss_fn)
+    with _ready(model), _no_gradients(list(model.parameters())):
+        handed = _copies(call)
+        yield Step(
+            lambda: model(*handed.inputs, **handed.kwargs),
+            lambda output: _backward(output, loss_fn),
+        )
 
 
 def _backward(output: Any, loss_fn: LossFn | None) -> None:
@@ -138,19 +142,23 @@ def _backward(output: Any, loss_fn: LossFn | None) -> None:
 
 
 @contextmanager
-def _ready(model: nn.Module, call: CallArguments) -> Iterator[CallArguments]:
-    """Gradients on, fixed random numbers, and copies of the inputs; all is put back."""
+def _ready(model: nn.Module) -> Iterator[None]:
+    """Gradients on, and fixed random numbers; all is put back."""
     with preserved(model), torch.inference_mode(False), torch.enable_grad():
         seed_everything(0)
-        wanted = {id(tensor) for _, tensor in flatten_tensors(call) if tensor.requires_grad}
+        yield
 
-        def copied(tensor: Tensor) -> Tensor:
-            copy = clone_tensor(tensor.detach()).detach()
-            # A leaf may not be overwritten, so what needs a gradient comes from one.
-            return clone_tensor(copy.requires_grad_()) if id(tensor) in wanted else copy
 
-        handed = map_tensors(copied, call)
-        yield handed
+def _copies(call: CallArguments) -> CallArguments:
+    """Inputs for one step."""
+    wanted = {id(tensor) for _, tensor in flatten_tensors(call) if tensor.requires_grad}
+
+    def copied(tensor: Tensor) -> Tensor:
+        copy = clone_tensor(tensor.detach()).detach()
+        # A leaf may not be overwritten, so what needs a gradient comes from one.
+        return clone_tensor(copy.requires_grad_()) if id(tensor) in wanted else copy
+
+    return map_tensors(copied, call)
 
 
 def _call_functionally(

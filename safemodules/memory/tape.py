@@ -134,7 +134,7 @@ class Tape:
         return replace(
             self,
             operators=tuple(map(dearer, self.operators)),
-            forgetting_seconds=self.calls * overhead.call + self.saves * overhead.save,
+            forgetting_seconds=overhead.forgetting(self.calls, self.saves),
         )
 
     def forgetting(self, places: Iterable[int]) -> Forgetting:
