@@ -28,7 +28,7 @@ _CACHE: Final = 1 << 22  # numbers: more than caches hold, as a batch of activat
 _ROUNDS: Final = 15  # of a model's step, or
 _ENOUGH: Final = 5  # if they take
 _SECONDS: Final = 3.0
-_MOST: Final = 2.0  # times what is measured outside of a model, or its part; more is an accident
+_MOST: Final = 1.5  # times what is measured outside of a model, or its part; more is an accident
 
 
 @dataclass(frozen=True)
