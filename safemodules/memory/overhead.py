@@ -157,11 +157,17 @@ def measured_overhead() -> Overhead:
             lambda x: torch.layer_norm(x, (8,), weight, weight), aten.native_layer_norm.default
         )
     # Operators of a model save more than one tensor, as the norm does.
-    return Overhead(small.call, norm.save, small.operator, norm.operator, small.forward_operator)
+    operator = small.pair / 2
+    return Overhead(
+        small.call, norm.save, operator, max(operator, norm.pair - operator), small.forward_pair / 2
+    )
 
 
 class _Chain:
-    """Calls of an operator, each followed by one that saves its result, and what they take."""
+    """Pairs of operators, each followed by a call that saves the result, and what they take.
+
+    Of a model most results are forgotten in pairs: a normalisation, and its activation.
+    """
 
     def __init__(self, apply: Callable[[Tensor], Tensor]) -> None:
         self._apply = apply
@@ -186,7 +192,7 @@ class _Chain:
         for _ in range(_COUNT):
             self._cache.add_(1)
             began = perf_counter()
-            x = self._apply(x).mul(self._scale)
+            x = torch.sigmoid(self._apply(x)).mul(self._scale)
             self.forward.append(perf_counter() - began)
             x.register_hook(self._between)  # type: ignore[no-untyped-call]
         return x
@@ -200,19 +206,19 @@ class _Chain:
 
 @dataclass(frozen=True)
 class _Costs:
-    """Seconds of one operator and the call that saves its result."""
+    """Seconds of a call, a saved tensor, and a forgotten pair of operators."""
 
     call: float
     save: float
-    operator: float
-    forward_operator: float
+    pair: float
+    forward_pair: float
 
     @classmethod
     def of(cls, apply: Callable[[Tensor], Tensor], operator: Any) -> "_Costs":
         """Measure them.
 
         Args:
-            apply: calls the operator.
+            apply: calls the first operator of a pair; the other is a sigmoid.
             operator: it.
         """
         saved: list[Kept] = []
@@ -225,8 +231,13 @@ class _Costs:
             with torch.autograd.graph.saved_tensors_hooks(pack, Replay().unpack):
                 return forward(start)
 
-        calls = 4 * _COUNT
-        noted = {place: {0: str(operator)} for place in range(1, calls, 4)}
+        calls = 5 * _COUNT
+        pair = str(operator), str(torch.ops.aten.sigmoid.default)
+        noted = {
+            place + second: {0: name}
+            for place in range(1, calls, 5)
+            for second, name in enumerate(pair)
+        }
         ways: list[Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = [
             lambda forward, start: forward(start),
             saving,
@@ -242,7 +253,7 @@ class _Costs:
         backward = [statistics.median(chain.backward) for chain in chains]
         plain, hooked, empty, whole = map(sum, zip(forward, backward, strict=True))
         return cls(
-            max(0.0, empty - hooked) / 2,
+            max(0.0, empty - hooked) / 3,
             max(0.0, hooked - plain) / saves,
             max(0.0, whole - empty),
             max(0.0, forward[3] - forward[2]),
