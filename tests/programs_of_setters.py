@@ -461,17 +461,8 @@ return y
 """,
         definitions="import types, threading",
         init="self.d = {}",
-        methods="""
-def put(self, v):
-    self.none = v
-
-def get(self):
-    return self.none
-
-def m0(self, x, *a):
-    h = torch.relu(x)
-    return h
-
+        methods=PUT
+        + """
 def mid(self):
     self.put('b')
     self.d['q']
